@@ -11,7 +11,7 @@ from maporl.rewards.labels import is_step_verdict
 from maporl.rewards.rule import Credits, Rule
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import NotNegative, option
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Consistency(Rule):
             is not finite.
     """
 
-    weight: float = option(1.0, "What the mean of the verdicts is multiplied by.")
+    weight: NotNegative = option(1.0, "What the mean of the verdicts is multiplied by.")
     unreadable: float = option(-2.0, "What a verdict earns that cannot be read.")
     least: float = option(
         0.125,
@@ -57,8 +57,6 @@ class Consistency(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight: expected a number of at least 0, got {self.weight}")
         if not math.isfinite(self.unreadable):
             raise ValueError(f"unreadable: expected a finite number, got {self.unreadable}")
         if self.failure is not None and not -math.inf < self.failure < 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from maporl.protocols.base import Play, Protocol
 from maporl.text import text_option
 from maporl.types import Ask, Example, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 AGAIN = "{question}\n\nAn earlier answer:\n{draft}\n\nIt is {verdict}. Answer again, better."
 
@@ -25,7 +25,7 @@ class Attempts(Protocol):
         ValueError: ``rounds`` is below 1, or a text lacks a placeholder or has an unknown one.
     """
 
-    rounds: int = option(2, "Number of answers.")
+    rounds: Positive = option(2, "Number of answers.")
     opening: str = text_option("{question}", "What the first agent is asked, with {question!}.")
     again: str = text_option(
         AGAIN,
@@ -34,11 +34,6 @@ class Attempts(Protocol):
     )
     any_agent = True
     grade_between_turns = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.rounds < 1:
-            raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options

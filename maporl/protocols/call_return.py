@@ -7,7 +7,7 @@ from maporl.environments.base import Tool
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches, text_option
 from maporl.types import Act, Ask, Example, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 PLAN = (
     "{question}\n\nYou may ask a helper: write <call>what you want to know</call>. You will be told what it says. "
@@ -32,7 +32,7 @@ class CallReturn(Protocol):
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    calls: int = option(4, "Most calls.")
+    calls: Positive = option(4, "Most calls.")
     planner: str | None = option(None, "The agent that plans and answers. Default: the first one.")
     plan: str = text_option(PLAN, "What the planner is asked, with {question!}.")
     ask: str = text_option("{call}", "What a worker is asked, with {question} and {call!}.")
@@ -73,8 +73,6 @@ class CallReturn(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.calls < 1:
-            raise ValueError(f"calls: expected at least 1, got {self.calls}")
         for name in ("returned", "enough"):
             check_template(name, getattr(self, name), {"reply"}, {"reply"} if self.judge is None else set())
         for name, value in (("judge", self.judge), ("tool", self.tool)):

@@ -11,7 +11,7 @@ from maporl.protocols.base import Play, Protocol, seats
 from maporl.tasks.programs import hidden_tests
 from maporl.text import asserts_in, code_of, text_option
 from maporl.types import Act, Ask, Example, Result, Utterance
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 SOLVE = "{question}\n\nWrite the function between ```python and ```."
 TEST = "{question}\n\nWrite tests of this function. Each test is one line that begins with assert and calls {name}."
@@ -41,7 +41,7 @@ class Code(Protocol):
         ValueError: ``rounds`` is below 1, or a text lacks a placeholder or has an unknown one.
     """
 
-    rounds: int = option(5, "Most rounds.")
+    rounds: Positive = option(5, "Most rounds.")
     solver: str | None = option(None, "The agent that writes the function. Default: the first one.")
     tester: str | None = option(None, "The agent that writes the tests. Default: the second one.")
     order: Literal["together", "turns"] = option(
@@ -54,11 +54,6 @@ class Code(Protocol):
     players = 2
     pays = frozenset({"solved", "tests", "agree", "team"})
     uses_tools = frozenset({"run_tests"})
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.rounds < 1:
-            raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options

@@ -6,7 +6,7 @@ from typing import Literal
 from maporl.protocols.base import Play, Protocol
 from maporl.text import text_option
 from maporl.types import Ask, Example, Utterance, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 HINT = "{question}\n\nDo not solve this. Give a hint that helps someone else to solve it."
 WITH_HINT = "{question}\n\nHint: {words}"
@@ -50,7 +50,7 @@ class Collaboration(Protocol):
         "Whether an answer is criticised: always, only if it is wrong, or never. With wrong nobody helps in "
         "evaluations, because nobody knows there which answers are wrong (Agent-RLVR, arXiv 2506.11425).",
     )
-    rounds: int = option(
+    rounds: Positive = option(
         1,
         "How often a critic speaks and the actor answers again. A critic who knows the answer is a simulated user, "
         "whom the actor asks before it answers (SWEET-RL, arXiv 2503.15478).",
@@ -65,8 +65,6 @@ class Collaboration(Protocol):
             raise ValueError(
                 f"when: {self.when} speaks of an answer that is criticised; set mode: critic, or remove it"
             )
-        if self.rounds < 1:
-            raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
         if self.rounds > 1 and self.mode == "hint":
             raise ValueError(f"rounds: a hint is given once, got {self.rounds}; set mode: critic, or remove it")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from maporl.protocols.base import Play, Protocol, seats
 from maporl.text import check_pattern, matches, text_option
 from maporl.types import Ask, Example, Utterance, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 EXAMPLE = (
     "Solver: Solve the problem step by step.\nChecker: Check every step of the solution, and give the final answer."
@@ -34,7 +34,7 @@ class Design(Protocol):
         ValueError: an option is out of range, or a text or a pattern cannot serve.
     """
 
-    steps: int = option(4, "Most members of a team. Later ones of a plan are left out.")
+    steps: Positive = option(4, "Most members of a team. Later ones of a plan are left out.")
     designer: str | None = option(None, "The agent that plans. Default: the first one.")
     executor: str | None = option(None, "The agent that speaks for all members. Default: the second one.")
     plan: str = text_option(PLAN, "What the designer is asked, with {question!}, {steps} and {example}.")
@@ -54,8 +54,6 @@ class Design(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.steps < 1:
-            raise ValueError(f"steps: expected at least 1, got {self.steps}")
         if self.designer is not None and self.designer == self.executor:
             raise ValueError(f"designer, executor: expected two agents, got {self.designer!r} twice; give each its own")
         if (groups := check_pattern("member", self.member)) != 2:

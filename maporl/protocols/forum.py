@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from maporl.protocols.base import Play, Protocol
 from maporl.text import check_pattern, matches, text_option
 from maporl.types import Ask, Example, Utterance
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 SOLVE = "{question}\n\n{history}Give your solution."
 EVALUATE = "{question}\n\n{history}A solution:\n{solution}\n\nFind what is wrong with it."
@@ -31,8 +31,8 @@ class Forum(Protocol):
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    rounds: int = option(8, "Number of rounds.")
-    evaluations: int = option(1, "Evaluations of each solution.")
+    rounds: Positive = option(8, "Number of rounds.")
+    evaluations: Positive = option(1, "Evaluations of each solution.")
     memory: int = option(2, "How many of the last rounds agents are shown, with their solutions and evaluations.")
     solve: str = text_option(SOLVE, "What a solver is asked, with {question!} and {history}.")
     evaluate: str = text_option(EVALUATE, "What an evaluator is asked, with {question}, {history} and {solution!}.")
@@ -44,9 +44,6 @@ class Forum(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("rounds", "evaluations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if check_pattern("pattern", self.pattern) != 1:
             raise ValueError(f"pattern: expected one group, around the score; got {self.pattern!r}")
 

@@ -17,7 +17,7 @@ from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol
 from maporl.text import cleaned, text_option
 from maporl.types import Ask, Example, Grade, Utterance, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PlayGame(Protocol):
         "instead, by default a random legal one. retry: the player is asked again. skip: the player passes, in a game "
         "that has passing.",
     )
-    retries: int = option(2, "How often a player is asked again in a turn; then the game ends.")
+    retries: Positive = option(2, "How often a player is asked again in a turn; then the game ends.")
     again: str = text_option(
         "You said: {said}\nThat was not a legal move. {prompt}", "What it is asked then, with {said} and {prompt}."
     )
@@ -61,8 +61,6 @@ class PlayGame(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.retries < 1:
-            raise ValueError(f"retries: expected at least 1, got {self.retries}")
         game = self.new_game()
         if self.after_illegal == "skip" and not game.skips:
             raise ValueError(f"after_illegal: nobody can pass in {self.game}, so skip cannot be; use end or retry")

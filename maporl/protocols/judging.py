@@ -10,9 +10,9 @@ from typing import Any, ClassVar, cast
 
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol
-from maporl.text import check_pattern, check_texts, matches, text_option
+from maporl.text import check_choices, check_pattern, check_texts, matches, text_option
 from maporl.types import Ask, Example, Utterance, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 TEXT = (
     "{seen}\n\nThe answer to this:\n{said}\n\nWas it a good step? Think, and end with 'Verdict: good' or 'Verdict: "
@@ -38,7 +38,7 @@ class StepJudge:
     """
 
     agent: str = option(help="The agent that judges.")
-    samples: int = option(3, "How often it is asked about each utterance.")
+    samples: Positive = option(3, "How often it is asked about each utterance.")
     text: str = text_option(
         TEXT, "What it is asked, with {seen}, the messages that were new to the speaker, {said!} and {question}."
     )
@@ -49,9 +49,8 @@ class StepJudge:
     bad: str = option(r"(?i)verdict:\s*bad", "A regular expression that is found in a verdict that it was bad.")
 
     def __post_init__(self) -> None:
+        check_choices(self)
         check_texts(self)
-        if self.samples < 1:
-            raise ValueError(f"samples: expected at least 1, got {self.samples}")
         for name in ("good", "bad"):
             check_pattern(name, getattr(self, name))
 

@@ -7,7 +7,7 @@ from typing import Any
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches, text_option
 from maporl.types import Ask, Example, Utterance, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 STATE = "{question}\n\n{memory}\n\n"
 PLAN = STATE + "Who shall act next, and to do what? They are: {agents}. End with <next>name: what to do</next>."
@@ -36,7 +36,7 @@ class Orchestrate(Protocol):
             cannot serve.
     """
 
-    steps: int = option(3, "Most steps.")
+    steps: Positive = option(3, "Most steps.")
     orchestrator: str | None = option(None, "The agent that names who acts next. Default: the first one.")
     verifier: str | None = option(None, "An agent that says after each step whether the dialogue ends.")
     generator: str | None = option(None, "An agent that answers at the end.")
@@ -59,7 +59,7 @@ class Orchestrate(Protocol):
         "Stands in {memory} in place of a reply, if no agent has the name. Then nobody acts in this step.",
     )
     end: str | None = option("end", "The name by which the orchestrator ends the dialogue. None: it cannot.")
-    per_tokens: int | None = option(
+    per_tokens: Positive | None = option(
         None,
         "Multiply a step's cost by the tokens of its reply and divide it by this number, so that what asks nobody "
         "costs nothing.",
@@ -80,10 +80,6 @@ class Orchestrate(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.steps < 1:
-            raise ValueError(f"steps: expected at least 1, got {self.steps}")
-        if self.per_tokens is not None and self.per_tokens < 1:
-            raise ValueError(f"per_tokens: expected at least 1, got {self.per_tokens}")
         named = [name for name in (self.orchestrator, self.verifier, self.generator) if name is not None]
         if len(set(named)) < len(named):
             raise ValueError(f"orchestrator, verifier, generator: expected different agents, got {named}")

@@ -15,7 +15,7 @@ from maporl.protocols.base import Play, Protocol, seats
 from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.text import text_option
 from maporl.types import IN_PLAY, Act, Ask, Example, Grade, Utterance, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 PROPOSE = "Write a question that is hard but can be answered. Put it between <question> and </question>."
 RATE = "{question}\n\nHow clear and sensible is this question? End with a number from 1 to 10."
@@ -94,7 +94,7 @@ class Propose(Protocol):
             one.
     """
 
-    tries: int = option(5, "How often a question is answered.")
+    tries: Positive = option(5, "How often a question is answered.")
     proposer: str | None = option(None, "The agent that proposes. Default: the first one.")
     solver: str | None = option(None, "The agent that answers. Default: the second one.")
     judge: str | None = option(None, "The agent that judges with vouch: judge. Default: the third one.")
@@ -106,7 +106,7 @@ class Propose(Protocol):
         "question", "The question is what stands between `<tag>` and `</tag>`. None: all that the proposer says."
     )
     answer_tag: str = option("answer", "The tag of the answer with vouch: stated.")
-    longest: int = option(2000, "Most characters of a question. One that is longer, or empty, is not asked.")
+    longest: Positive = option(2000, "Most characters of a question. One that is longer, or empty, is not asked.")
     solve: str = text_option("{question}", "What the solver is asked, with {question!}.")
     vouch: Literal["given", "stated", "tool", "majority", "judge", "sources"] = option(
         "majority",
@@ -133,9 +133,6 @@ class Propose(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, least in (("tries", 1), ("longest", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if not 0 <= self.least_share <= self.most_share <= 1:
             raise ValueError(
                 "least_share and most_share: expected shares between 0 and 1, the smaller one first, got "

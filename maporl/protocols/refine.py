@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from maporl.protocols.base import Play, Protocol
 from maporl.text import check_pattern, matches, text_option
 from maporl.types import Ask, Example, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 VERIFY = (
     "{question}\n\nAn answer to this:\n{draft}\n\nCheck it. If it is right, end with <verify>approve</verify>; "
@@ -26,7 +26,7 @@ class Refine(Protocol):
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    rounds: int = option(2, "How often an answer may be judged and given again.")
+    rounds: Positive = option(2, "How often an answer may be judged and given again.")
     solver: str | None = option(None, "The agent that answers first. Default: the first one.")
     verifier: str | None = option(None, "The agent that judges. Default: the second one.")
     refiner: str | None = option(None, "The agent that answers again. Default: the solver.")
@@ -50,8 +50,6 @@ class Refine(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.rounds < 1:
-            raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
         for name in ("approval", "form"):
             check_pattern(name, getattr(self, name))
 

@@ -6,7 +6,7 @@ from typing import Literal
 from maporl.protocols.base import Play, Protocol, seats
 from maporl.text import check_pattern, matches, text_option
 from maporl.types import Act, Ask, Example, Utterance, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 STATE = "{question}\n\n{passages}\n\n"
 ROUTE = STATE + "Is this enough to answer? End with <verify>yes</verify> or <verify>no</verify>."
@@ -30,7 +30,7 @@ class Route(Protocol):
         ValueError: an option is out of range, two roles have one agent, or a text or a pattern cannot serve.
     """
 
-    steps: int = option(4, "Most searches.")
+    steps: Positive = option(4, "Most searches.")
     at_end: Literal["answer", "stop"] = option(
         "answer",
         "What follows the last search. answer: the answerer answers. stop: nobody has to answer; the router is asked "
@@ -71,8 +71,6 @@ class Route(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.steps < 1:
-            raise ValueError(f"steps: expected at least 1, got {self.steps}")
         named = [name for name in (self.router, self.searcher, self.answerer) if name is not None]
         if len(set(named)) < len(named):
             raise ValueError(f"router, searcher, answerer: expected three agents, got {named}; give each role its own")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from maporl.protocols.base import Play, Protocol
 from maporl.text import text_option
 from maporl.types import Act, Ask, Example
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PlayWorld(Protocol):
     """
 
     place: str = option("", "The name of the environment.")
-    turns: int = option(8, "Most turns of each agent.")
+    turns: Positive = option(8, "Most turns of each agent.")
     tool: str = option("act", "The environment's tool that acts.")
     argument: str = option("action", "The argument of the tool that has the whole reply of an agent.")
     opening: str = text_option(
@@ -41,8 +41,6 @@ class PlayWorld(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.turns < 1:
-            raise ValueError(f"turns: expected at least 1, got {self.turns}")
         if not self.place:
             raise ValueError("place: expected the name of an environment, as under environments:; give one")
 

@@ -508,7 +508,7 @@ def test_alike_questions_share_a_cluster():
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"tries": 0}, "tries: expected at least 1, got 0"),
+        ({"tries": 0}, "tries: expected a number of at least 1, got 0"),
         ({"least_share": 0.8, "most_share": 0.3}, "the smaller one first, got 0.8 and 0.3"),
         ({"tag": "a b"}, "tag: expected a word"),
         ({"check": "calculator"}, "check: it is only used with vouch: given or tool"),

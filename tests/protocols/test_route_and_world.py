@@ -148,7 +148,7 @@ class TestRoute:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"steps": 0}, "steps: expected at least 1, got 0"),
+            ({"steps": 0}, "steps: expected a number of at least 1, got 0"),
             ({"router": "ann", "searcher": "ann"}, r"expected three agents, got \['ann', 'ann'\]"),
             ({"search": "{question}{passages}"}, r"search: it must contain \{verdict\}"),
             ({"route": "{question}{passages}{verdict}"}, "route: it may use"),
@@ -242,8 +242,8 @@ class TestOrchestrate:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"steps": 0}, "steps: expected at least 1, got 0"),
-            ({"per_tokens": 0}, "per_tokens: expected at least 1, got 0"),
+            ({"steps": 0}, "steps: expected a number of at least 1, got 0"),
+            ({"per_tokens": 0}, "per_tokens: expected a number of at least 1, got 0"),
             ({"verifier": "ann", "generator": "ann"}, r"expected different agents, got \['ann', 'ann'\]"),
             ({"pattern": "x"}, "pattern: expected a group around the name"),
             ({"plan": "{question}"}, r"plan: it must contain \{memory\}"),
@@ -335,7 +335,7 @@ class TestWorld:
         ("options", "message"),
         [
             ({}, "place: expected the name of an environment"),
-            ({"place": "x", "turns": 0}, "turns: expected at least 1, got 0"),
+            ({"place": "x", "turns": 0}, "turns: expected a number of at least 1, got 0"),
             ({"place": "x", "later": "Go on."}, r"later: it must contain \{news\}"),
             ({"place": "x", "quote": "{nothing}"}, "quote: it may use"),
         ],

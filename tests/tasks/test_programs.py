@@ -699,7 +699,7 @@ def test_tests_that_were_not_run_are_never_worth_nothing():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "rounds: expected at least 1"), ({"order": "both"}, "order"), ({"solve": "x"}, "solve"),
+        ({"rounds": 0}, "rounds: expected a number of at least 1"), ({"order": "both"}, "order"), ({"solve": "x"}, "solve"),
         ({"test": "{what}"}, "test"), ({"disagree": "no"}, "disagree"),
     ],
 )  # fmt: skip
