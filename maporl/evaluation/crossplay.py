@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from maporl.evaluation.metrics import Difference, Share, proves_nothing, unanswered
+from maporl.evaluation.metrics import Difference, Share, numbers_of, proves_nothing, unanswered
 from maporl.types import Dialogue
 
 MOST_TEAMS = 64
@@ -168,15 +168,15 @@ class CrossPlay:
             "temperature": self.temperature,
             "seed": self.seed,
             "left_out": self.left_out,
-            "self_play": _share(self.self_play()),
-            "cross_play": _share(self.cross_play()),
+            "self_play": numbers_of(self.self_play()),
+            "cross_play": numbers_of(self.cross_play()),
             "gap": vars(self.gap()),
             "proves_nothing": self.proves_nothing(),
-            "matrix": [[_share(cell) for cell in row] for row in self.matrix()],
+            "matrix": [[numbers_of(cell) for cell in row] for row in self.matrix()],
             "teams": [
                 {
                     "runs": list(team.runs),
-                    "final": _share(team.final()),
+                    "final": numbers_of(team.final()),
                     "against_own_teams": None if team.self_play else vars(self.against_own_teams(team)),
                     "right": list(team.right),
                 }
@@ -226,8 +226,3 @@ def difference(before: Sequence[CrossTeam], after: Sequence[CrossTeam]) -> Diffe
     """
     both = zip(mean_by_question(before), mean_by_question(after), strict=True)
     return Difference.of([(old, new) for old, new in both if old is not None and new is not None])
-
-
-def _share(share: Share) -> dict[str, float]:
-    low, high = share.interval()
-    return {"value": share.value, "low": low, "high": high}

@@ -47,6 +47,12 @@ class Share:
         return (max(0.0, centre - half), min(1.0, centre + half))
 
 
+def numbers_of(share: Share) -> dict[str, float]:
+    """Return a share and the ends of its interval by name: ``value``, ``low`` and ``high``."""
+    low, high = share.interval()
+    return {"value": share.value, "low": low, "high": high}
+
+
 @dataclass(frozen=True)
 class Difference:
     """The mean over questions of paired differences between two shares.
@@ -196,8 +202,7 @@ class Evaluation:
 
         def plain(value: Any) -> Any:
             if isinstance(value, Share):
-                low, high = value.interval()
-                numbers = {"value": value.value, "low": low, "high": high} if value.total else {}  # JSON has no NaN
+                numbers = numbers_of(value) if value.total else {}  # JSON has no NaN
                 return {"count": value.count, "total": value.total, "value": None, "low": None, "high": None, **numbers}
             if isinstance(value, dict):
                 return {k: plain(v) for k, v in value.items()}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from maporl.evaluation.crossplay import CrossPlay
+from maporl.evaluation.metrics import numbers_of
 from maporl.report.charts import finite
 from maporl.report.language import counted, listed, percent
 
@@ -43,9 +44,5 @@ def how(play: CrossPlay) -> str:
 
 def section(play: CrossPlay) -> dict[str, Any]:
     """The table of the report, as values that JSON can hold."""
-    rows = [[_cell(share.value, *share.interval()) for share in row] for row in play.matrix()]
+    rows = [[{name: finite(n) for name, n in numbers_of(share).items()} for share in row] for row in play.matrix()]
     return {"runs": list(play.runs), "seats": list(play.seats), "cells": rows, "about": how(play)}
-
-
-def _cell(value: float, low: float, high: float) -> dict[str, float | None]:
-    return {"value": finite(value), "low": finite(low), "high": finite(high)}

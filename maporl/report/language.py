@@ -39,5 +39,10 @@ def percent(share: Share) -> str:
     >>> percent(Share(8, 10))
     '80.0% (49.0 to 94.3%)'
     """
+    return f"{share.value:.1%} ({interval_of(share)})"
+
+
+def interval_of(share: Share) -> str:
+    """A share's 95% interval."""
     low, high = share.interval()
-    return f"{share.value:.1%} ({100 * low:.1f} to {high:.1%})"
+    return f"{100 * low:.1f} to {high:.1%}"

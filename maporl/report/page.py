@@ -17,7 +17,7 @@ from markupsafe import Markup
 from maporl.config.safe_yaml import dump_yaml
 from maporl.credentials import without_secrets
 from maporl.errors import RunError
-from maporl.evaluation.metrics import SCORE, Difference, Evaluation, proves_nothing
+from maporl.evaluation.metrics import SCORE, Difference, Evaluation, numbers_of, proves_nothing
 from maporl.report import crossplay, groups
 from maporl.report.audit import audit_of, shown
 from maporl.report.charts import charts, compared, finite, unique_names
@@ -234,8 +234,7 @@ def _share_of(report: Evaluation | None, turn: int, who: str) -> dict[str, float
     share = {**accuracy.agents, "all agents": accuracy.team, "majority vote": accuracy.majority}.get(who)
     if share is None:
         return None
-    low, high = share.interval()
-    return {"value": finite(share.value), "low": finite(low), "high": finite(high)}
+    return {name: finite(number) for name, number in numbers_of(share).items()}
 
 
 def _flips(run: Run) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from maporl.evaluation.tables import not_measured
 from maporl.report.audit import audit_of
 from maporl.report.charts import finite, questions_by_step
 from maporl.report.dialogues import LAST_UPDATES, graded, newest, right_share
-from maporl.report.language import counted, few_updates, listed
+from maporl.report.language import counted, few_updates, interval_of, listed
 from maporl.report.names import agents_of
 from maporl.report.read import Recorded, Run
 from maporl.report.story import best_alone, is_game, paired_gain, talking_gain
@@ -184,8 +184,7 @@ def _final(report: Evaluation | None) -> Share | None:
 
 
 def _share(label: str, share: Share, note: str) -> Number:
-    low, high = share.interval()
-    return Number(label, f"{share.value:.1%}", f"{100 * low:.1f} to {high:.1%}", note)
+    return Number(label, f"{share.value:.1%}", interval_of(share), note)
 
 
 def _points(label: str, gain: Difference, note: str) -> Number:
@@ -212,9 +211,8 @@ def _trained(run: Run) -> list[Number]:
     pairs = [(first, last) for first, last in ends if first is not None and last is not None]
     if len(turns) > 1 and pairs:
         gain = Difference.of(pairs)
-        interval = f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f} points" if len(pairs) > 1 else ""
-        note = f"training questions, last turn minus first, last {few_updates(few)}"
-        numbers.append(Number("By talking", f"{100 * gain.mean:+.1f} points", interval, note))
+        number = _points("By talking", gain, f"training questions, last turn minus first, last {few_updates(few)}")
+        numbers.append(number if len(pairs) > 1 else replace(number, interval=""))
     return numbers
 
 
@@ -223,8 +221,7 @@ def _over(label: str, name: str, updates: list[dict[str, Any]], asked: dict[int,
     values = [value for record in updates if (value := finite(record.get(name))) is not None]
     mean, total = sum(values) / len(values), sum(asked.get(record["step"], 0) for record in updates)
     share = Share(mean * total, total) if total and 0 <= mean <= 1 else None
-    interval = "" if share is None else f"{100 * share.interval()[0]:.1f} to {share.interval()[1]:.1%}"
-    return Number(label, f"{mean:.1%}", interval, f"training questions, {when}")
+    return Number(label, f"{mean:.1%}", "" if share is None else interval_of(share), f"training questions, {when}")
 
 
 # -- scores and games -----------------------------------------------------------------------------------------------
