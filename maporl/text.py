@@ -9,7 +9,7 @@ import string
 import symtable
 import textwrap
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -473,3 +473,13 @@ def asserts_in(text: str, name: str) -> list[str]:
     """
     lines = [line.strip() for line in spoken(text).splitlines()]
     return [line for line in lines if line.startswith("assert ") and re.search(rf"\b{re.escape(name)}\b", line)]
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return the lines of a Markdown table.
+
+    >>> markdown_table(["a", "b"], [[1, 2]])
+    ['| a | b |', '|---|---|', '| 1 | 2 |']
+    """
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (columns, *rows)]
+    return [lines[0], "|---" * len(columns) + "|", *lines[1:]]

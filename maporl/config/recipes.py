@@ -5,6 +5,7 @@ They are ordinary YAML files (``configs/ppo/recipes``) with a block ``recipe:`` 
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,6 +16,7 @@ from maporl.config.numbers import section
 from maporl.config.parse import extended_files, read_yaml, validated
 from maporl.config.safe_yaml import read_yaml_file
 from maporl.errors import ConfigError
+from maporl.text import markdown_table
 
 
 @section()
@@ -251,9 +253,7 @@ def index_page() -> str:
         "",
         "## What do you have?",
         "",
-        "| you have | start with | others |",
-        "|---|---|---|",
-        *map(_need_row, NEEDS),
+        *markdown_table(("you have", "start with", "others"), map(_need_row, NEEDS)),
         "",
         'Status is "exact" where the formulas were read in the paper or its code and tests pin them, "reconstructed" where a part of them was',  # noqa: E501
         'not available and was filled in, and "inspired" where only the idea is the paper\'s. Cost is the number of tokens that pass through',  # noqa: E501
@@ -303,9 +303,9 @@ def families() -> dict[str, list[str]]:
     return {need: [start, *(name for name in by_need[need] if name != start)] for need, (_, start) in NEEDS.items()}
 
 
-def _need_row(need: str) -> str:
+def _need_row(need: str) -> Sequence[str]:
     words, start = NEEDS[need]
-    return f"| [{words}](#{_anchor(words)}) | [`{start}`](#{start}) | {len(families()[need]) - 1} |"
+    return f"[{words}](#{_anchor(words)})", f"[`{start}`](#{start})", str(len(families()[need]) - 1)
 
 
 def _anchor(heading: str) -> str:
@@ -317,9 +317,10 @@ def _family(need: str) -> list[str]:
     return [
         f"### {NEEDS[need][0]}",
         "",
-        "| prefer it when | recipe | status | cost | credit | loop | protocol |",
-        "|---|---|---|---|---|---|---|",
-        *map(_index_row, families()[need]),
+        *markdown_table(
+            ("prefer it when", "recipe", "status", "cost", "credit", "loop", "protocol"),
+            map(_index_row, families()[need]),
+        ),
         "",
     ]
 
@@ -330,10 +331,10 @@ def _bases(name: str) -> list[str]:
     return [file.stem for file in nearest if file.stem in recipe_files()]
 
 
-def _index_row(name: str) -> str:
+def _index_row(name: str) -> Sequence[str]:
     card, axes = card_of(name), axes_of(name)
     chosen = (axes[axis] for axis in ("credit", "loop", "protocol"))
-    return f"| {' | '.join((card.prefer, f'[`{name}`](#{name})', card.status, card.cost_in_words, *chosen))} |"
+    return card.prefer, f"[`{name}`](#{name})", card.status, card.cost_in_words, *chosen
 
 
 if __name__ == "__main__":

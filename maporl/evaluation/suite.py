@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from maporl.evaluation.metrics import Share, majority_credit
+from maporl.evaluation.metrics import Share, majority_credit, numbers_of
+from maporl.text import markdown_table
 from maporl.types import Dialogue, Grade
 
 
@@ -30,9 +31,9 @@ class SuiteResult:
             "benchmark": self.name,
             "questions": self.questions,
             "samples": self.samples,
-            f"avg@{self.samples}": _plain(self.average),
-            **{f"pass@{k}": _plain(share) for k, share in self.passed.items()},
-            f"maj@{self.samples}": _plain(self.majority),
+            f"avg@{self.samples}": numbers_of(self.average),
+            **{f"pass@{k}": numbers_of(share) for k, share in self.passed.items()},
+            f"maj@{self.samples}": numbers_of(self.majority),
             "tokens": self.tokens,
         }
 
@@ -76,25 +77,13 @@ def markdown(results: Sequence[SuiteResult]) -> str:
     """
     first = results[0]
     columns = [f"avg@{first.samples}", *(f"pass@{k}" for k in first.passed), f"maj@{first.samples}"]
-    lines = ["| benchmark | questions | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
-    for result in results:
-        shares = [result.average, *result.passed.values(), result.majority]
-        lines.append(f"| {result.name} | {result.questions} | " + " | ".join(map(_cell, shares)) + " |")
-    means = [
-        sum(shares) / len(results)
-        for shares in zip(
-            *([s.value for s in (r.average, *r.passed.values(), r.majority)] for r in results), strict=True
-        )
-    ]
-    lines.append("| mean | | " + " | ".join(f"{100 * m:.1f}" for m in means) + " |")
-    return "\n".join(lines)
+    shares = [[r.average, *r.passed.values(), r.majority] for r in results]
+    rows = [[r.name, r.questions, *map(_cell, own)] for r, own in zip(results, shares, strict=True)]
+    means = [sum(s.value for s in column) / len(results) for column in zip(*shares, strict=True)]
+    lines = markdown_table(["benchmark", "questions", *columns], rows)
+    return "\n".join([*lines, "| mean | | " + " | ".join(f"{100 * m:.1f}" for m in means) + " |"])
 
 
 def _cell(share: Share) -> str:
     low, high = share.interval()
     return f"{100 * share.value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def _plain(share: Share) -> dict[str, float]:
-    low, high = share.interval()
-    return {"value": share.value, "low": low, "high": high}

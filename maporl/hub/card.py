@@ -2,18 +2,15 @@
 
 import re
 
-from huggingface_hub import ModelCardData
-
 from maporl.report.failures import failures
 from maporl.report.page import results
 from maporl.report.read import Run
 from maporl.report.story import story
-from maporl.text import visible
+from maporl.text import markdown_table, visible
+from trl_ext.trainer.model_card import card_text
 
-_CARD = """---
-{data}
----
-
+TAGS = ["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"]
+_CARD = """
 # {name}
 
 A team of language models that talk to each other, {made} with `maporl`.
@@ -52,17 +49,11 @@ MAPoRL: Park et al., *MAPoRL: Multi-Agent Post-Co-Training for Collaborative Lar
 def card(run: Run, name: str, policies: list[str]) -> str:
     """Return the README of a pushed team."""
     bases = sorted({a["model"] for a in run.agents().values() if is_hub_name(a.get("model") or "")})
-    data = ModelCardData(
-        library_name="maporl",
-        base_model=bases or None,
-        tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"],
-    )
     summary = "\n\n".join(f"**{part['title']}** {part['text']}" for part in story(run))
     learned = "\n".join(f"- {visible(line)}" for line in run.learns_from)
     failed = failures(run)
     lines = "\n".join(f"- {line['text']}" for line in failed["lines"])
-    return _CARD.format(
-        data=data.to_yaml(),
+    body = _CARD.format(
         name=name,
         story=summary,
         failures=f"**Where it still fails** (counted over {failed['scope']}):\n\n{lines}" if lines else "",
@@ -71,6 +62,7 @@ def card(run: Run, name: str, policies: list[str]) -> str:
         made="trained together" if run.updates() else "saved",
         learned=f"## What it learned from\n\n{learned}" if learned else "",
     )
+    return card_text(body, library_name="maporl", base_model=bases or None, tags=TAGS)
 
 
 def _results(run: Run) -> str:
@@ -78,8 +70,8 @@ def _results(run: Run) -> str:
     shown = [(row, row["after"]) for row in results(run) if row["after"] and row["after"]["value"] is not None]
     if not shown:
         return ""
-    rows = [f"| {r['turn']} | {r['who']} | {s['value']:.1%} | {s['low']:.1%} to {s['high']:.1%} |" for r, s in shown]
-    return "\n".join(["| turn | who | right, held out | 95% interval |", "|---|---|---|---|", *rows])
+    rows = [(r["turn"], r["who"], f"{s['value']:.1%}", f"{s['low']:.1%} to {s['high']:.1%}") for r, s in shown]
+    return "\n".join(markdown_table(("turn", "who", "right, held out", "95% interval"), rows))
 
 
 def is_hub_name(name: str) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from maporl.text import markdown_table
+
 PLACES = {"POLICY": "[^/]+", "AGENT": "[^/]+", "NAME": "[^/]+", "COUNT": ".+", "N": r"\d+", "M": r"\d+"}
 """What stands for what in a metric's name: a policy, an agent, any name, a count of the audit, and the numbers of two
 turns, which count from 1."""
@@ -457,13 +459,10 @@ def page() -> str:
         "",
         "The last column names the chart of the report that shows the metric.",
         "",
-        "| metric | what it is | unit | drawn in |",
-        "|---|---|---|---|",
-    ]
-    for metric in METRICS:
-        drawn = metric.panel.title if metric.panel is not None else ""
-        lines.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {drawn} |")
-    lines += [
+        *markdown_table(
+            ("metric", "what it is", "unit", "drawn in"),
+            [(f"`{m.name}`", m.meaning, m.unit, m.panel.title if m.panel is not None else "") for m in METRICS],
+        ),
         "",
         "A policy trained alone (`trl_ext.PPOv2Trainer`) logs the same without `POLICY/`. Its evaluations log "
         "`eval_score`, the mean score,",

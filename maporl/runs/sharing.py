@@ -22,6 +22,7 @@ from maporl.config.schema import Config
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import proves_nothing
 from maporl.report.read import Run, read_run
+from maporl.text import markdown_table
 from maporl.training.args import changes
 from maporl.training.run_record import AFTER, CONFIG
 from maporl.validation.load import from_dict
@@ -181,20 +182,18 @@ def doubt(found: Mapping[tuple[str, int], Measured]) -> str:
 def page(found: Mapping[tuple[str, int], Measured]) -> str:
     """Return the comparison as Markdown, with every run."""
     seeds = sorted({seed for _, seed in found})
-    lines = [
-        "| measure, % | shared | apart | shared minus apart | 95% interval |",
-        "|---|---|---|---|---|",
-    ]
+    rows = []
     for name, row in compared(found).items():
         ends = [row["difference"] + sign * row["half"] for sign in (-1, 1)]
         interval = "-" if math.isnan(row["half"]) else f"{ends[0]:+.1f} to {ends[1]:+.1f}"
-        lines.append(f"| {name} | {row[SHARED]:.1f} | {row[APART]:.1f} | {row['difference']:+.1f} | {interval} |")
-    lines += ["", "| measure, % | arm | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"]
-    lines.append("|---" * (len(seeds) + 2) + "|")
-    for name in MEASURES:
-        for arm in (SHARED, APART):
-            cells = [f"{found[arm, s].measures[name]:.1f}" if (arm, s) in found else "-" for s in seeds]
-            lines.append(f"| {name} | {arm} | " + " | ".join(cells) + " |")
+        rows.append((name, f"{row[SHARED]:.1f}", f"{row[APART]:.1f}", f"{row['difference']:+.1f}", interval))
+    lines = markdown_table(("measure, %", "shared", "apart", "shared minus apart", "95% interval"), rows)
+    each = [
+        (name, arm, *(f"{found[arm, s].measures[name]:.1f}" if (arm, s) in found else "-" for s in seeds))
+        for name in MEASURES
+        for arm in (SHARED, APART)
+    ]
+    lines += ["", *markdown_table(("measure, %", "arm", *(f"seed {seed}" for seed in seeds)), each)]
     shares = {
         role: statistics.mean(
             one.shares[role] for (arm, _), one in found.items() if arm == SHARED and role in one.shares

@@ -1,11 +1,13 @@
 """Write a model card for each policy of a team."""
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCard
 
+from maporl.hub.card import TAGS
 from maporl.team.agents import Policy
+from trl_ext.trainer.model_card import card_text
 
 _BODY = """
 # {name}
@@ -32,22 +34,8 @@ Learning*, ACL 2025, arXiv:2502.18439.
 """
 
 
-@dataclass(frozen=True)
-class CardFacts:
-    """The facts about a policy's training that its card states."""
-
-    team: tuple[str, ...]
-    protocol: str
-    task: str
-    updates: int
-    dialogues: int
-    learned: str
-    audit: str
-    cliprange: float
-
-
-def write_model_card(folder: Path, policy: Policy, facts: CardFacts) -> None:
-    """Write the model card of ``policy`` to ``folder/README.md``."""
+def write_model_card(folder: Path, policy: Policy, **facts: Any) -> None:
+    """Write the model card of ``policy`` to ``folder/README.md``. ``facts`` are what it says of the training."""
     base = policy.model.config._name_or_path
     if policy.adapter is not None:
         kind = f"adapter on `{base}`" if base else "adapter on a model that has no name"
@@ -56,11 +44,7 @@ def write_model_card(folder: Path, policy: Policy, facts: CardFacts) -> None:
     else:
         kind = f"full model, `{type(policy.model).__name__}`"
         loading = f'model = AutoModelForCausalLM.from_pretrained("{policy.name}")'
-    data = ModelCardData(
-        library_name="peft" if policy.adapter is not None else "transformers",
-        base_model=base or None,
-        tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"],
-    )
-    filled = asdict(facts) | {"team": ", ".join(facts.team)}
-    body = _BODY.format(name=policy.name, agents=", ".join(policy.agents), kind=kind, loading=loading, **filled)
-    ModelCard(f"---\n{data.to_yaml()}\n---\n{body}").save(folder / "README.md")
+    body = _BODY.format(name=policy.name, agents=", ".join(policy.agents), kind=kind, loading=loading, **facts)
+    library = "peft" if policy.adapter is not None else "transformers"
+    card = card_text(body, library_name=library, base_model=base or None, tags=TAGS)
+    ModelCard(card).save(folder / "README.md")

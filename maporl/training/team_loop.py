@@ -32,7 +32,7 @@ from maporl.training.assign import Advantages
 from maporl.training.check import by_role
 from maporl.training.home import TeamHome
 from maporl.training.learns_from import facts_of, learner_lines
-from maporl.training.model_card import CardFacts, write_model_card
+from maporl.training.model_card import write_model_card
 from maporl.training.parts import RunParts
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
 from maporl.training.samples import TeamUpdateBatch
@@ -348,8 +348,10 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     def save_learner_policy(self, name: str, folder: Path) -> None:
         """Save a policy in ``folder/name``, with a model card. Plain ``from_pretrained`` loads it."""
         self.learning.save_policy(name, below(folder, name))
-        facts = CardFacts(
-            team=self.team.names(),
+        write_model_card(
+            below(folder, name),
+            self.team.policies[name],
+            team=", ".join(self.team.names()),
             protocol=self.player.protocol.label,
             task=type(self.task).__name__,
             updates=self.state.global_step,
@@ -358,7 +360,6 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             audit="\n- ".join(self.audit.lines()),
             cliprange=self.args.cliprange,
         )
-        write_model_card(below(folder, name), self.team.policies[name], facts)
 
     def remembering(self) -> dict[str, Remembers]:
         """Return the reward sources by name."""

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCard
 from rich.table import Table
 
 from maporl.rewards.verifier.model import chance_of
+from maporl.text import markdown_table
+from trl_ext.trainer.model_card import card_text
 
 _BODY = """
 # {name}
@@ -14,8 +16,6 @@ _BODY = """
 A verifier: it reads a question and an answer and says how likely the answer is right. Trained with `maporl verifier
 train` on {trained} labelled answers ({data_sha256}), binary cross-entropy at {where} of the answer, LoRA merged.
 
-| held-out answers | accuracy | AUC | ECE |
-|---|---|---|---|
 {rows}
 {doubt}
 Temperature, fitted on half of the held-out questions: {temperature:.3f}. `verifier.json` has all measures, also by
@@ -31,24 +31,25 @@ verifier.score([[{{"role": "user", "content": question}}, {{"role": "assistant",
 The score is `sigmoid(output / temperature)` at the last token of the chat, as the tokenizer's template writes it. The
 verifier was measured on answers of the kind that it was trained on. Measure it again before you use it on others.
 """
+HEADINGS = ("held-out answers", "accuracy", "AUC", "ECE")
 
 
 def write_card(folder: Path, name: str, record: dict[str, Any]) -> None:
     """Write ``folder/README.md`` from ``record``, which is the content of ``verifier.json``."""
-    data = ModelCardData(
-        library_name="transformers", base_model=record["base_model"], pipeline_tag="text-classification",
-        tags=["maporl", "verifier", "reward-model"],
-    )  # fmt: skip
     body = _BODY.format(
         name=name,
         trained=record["rows"]["trained_on"],
         data_sha256=f"SHA-256 of the data: {record['data_sha256'][:16]}",
         where="every token" if record["loss"] == "every" else "the last token",
-        rows="\n".join("| " + " | ".join(row) + " |" for row in _rows(record)),
+        rows="\n".join(markdown_table(HEADINGS, _rows(record))),
         temperature=record["temperature"],
         doubt="" if (doubt := chance_of(record)) is None else f"\n**Warning**: {doubt}.\n",
     )
-    ModelCard(f"---\n{data.to_yaml()}\n---\n{body}").save(folder / "README.md")
+    card = card_text(
+        body, library_name="transformers", base_model=record["base_model"], pipeline_tag="text-classification",
+        tags=["maporl", "verifier", "reward-model"],
+    )  # fmt: skip
+    ModelCard(card).save(folder / "README.md")
 
 
 def measures_table(record: dict[str, Any]) -> Table:
@@ -60,7 +61,7 @@ def measures_table(record: dict[str, Any]) -> Table:
         f"{by_question['questions']} questions, mean accuracy {by_question['mean_accuracy']:.3f}, "
         f"mean AUC within a question {_cell(by_question['mean_auc_within'])}"
     )
-    for heading in ("held-out answers", "accuracy", "AUC", "ECE"):
+    for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading.startswith("held") else "right", no_wrap=True)
     for row in _rows(record):
         table.add_row(*row)

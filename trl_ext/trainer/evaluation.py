@@ -105,14 +105,7 @@ class PPOv2Evaluation:
             return
         learner, args = self.learners["policy"], self.args
         base = base_of(learner.model).config._name_or_path
-        facts = {
-            "updates": self.state.global_step,
-            "episodes": self.episodes,
-            "critic": learner.critic.kind,
-            "kl_coef": args.kl_coef,
-            "cliprange": args.cliprange,
-            "learning_rate": learner.learning_rate,
-        }
+        facts = {"updates": self.state.global_step, "episodes": self.episodes, "learner": learner, "args": args}
         on_hub = base if base and not os.path.exists(base) else None
         more = [tags] if isinstance(tags, str) else tags or []
         self.folder.mkdir(parents=True, exist_ok=True)
