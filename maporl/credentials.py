@@ -51,13 +51,18 @@ def is_secret(name: str, value: Any) -> bool:
     return said and bool(value) and not isinstance(value, bool)
 
 
-def without_secrets(value: Any, name: str = "") -> Any:
-    """Return plain values, in which the values of options with the name of a secret are replaced."""
+def without_secrets(value: Any, name: str = "", deepest: int = 50) -> Any:
+    """Return plain values, in which the values of options with the name of a secret are replaced, and so are lists and
+    mappings inside of ``deepest`` others."""
     if is_secret(name, value):
         return TAKEN_OUT
+    if deepest == 0 and isinstance(value, Mapping | list | tuple):
+        return "..."
     if isinstance(value, Mapping):
-        return {key: without_secrets(entry, str(key)) for key, entry in value.items()}
-    return type(value)(without_secrets(entry, name) for entry in value) if isinstance(value, list | tuple) else value
+        return {key: without_secrets(entry, str(key), deepest - 1) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(without_secrets(entry, name, deepest - 1) for entry in value)
+    return value
 
 
 def secrets_in(text: str, name: str = "") -> dict[str, str]:

@@ -98,7 +98,7 @@ def _explain(kind: type, fault: Any) -> str:
     if len(places) > 1 and places[-1] in _TYPES:
         places.pop()
     location = ".".join(f"{part!s:.80}" for part in places)
-    value = without_secrets(fault["input"], str(places[-1]) if places else "")
+    value = without_secrets(fault["input"], str(places[-1]) if places else "", deepest=5)
     if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
     if fault["type"] in ("missing", "missing_argument"):

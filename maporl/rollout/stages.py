@@ -49,8 +49,15 @@ def choose(branches: list[Episode], how: str, keep: int, rng: random.Random) -> 
             f"branching.choose: {how} looks at single outputs, but {speakers} agents speak at once here; use random or "
             "frequent"
         )
-    picked = (rng.choices(going, k=speakers) for _ in range(keep))
-    return [[(episode, episode.sent[-1][s]) for s, episode in enumerate(episodes)] for episodes in picked]
+    picked = (dict(zip(_by_name(going), rng.choices(going, k=speakers), strict=True)) for _ in range(keep))
+    return [[(said[s], said[s].sent[-1][s]) for s in range(speakers)] for said in picked]
+
+
+def _by_name(going: list[Episode]) -> list[int]:
+    """Return the speakers of the last step by their names, so that the order in which agents are declared decides
+    nothing."""
+    said = going[0].sent[-1]
+    return sorted(range(len(said)), key=lambda s: said[s].agent)
 
 
 def _frequent(branches: list[Episode], going: list[Episode], speakers: int, keep: int, rng: random.Random) -> Chosen:
@@ -61,7 +68,8 @@ def _frequent(branches: list[Episode], going: list[Episode], speakers: int, keep
         for speaker, u in enumerate(episode.sent[-1]):
             if u.grade is not None and u.grade.answer is not None:
                 by_answer[u.grade.answer][speaker].append(episode)
-    common = [answer for answer, _ in counts.most_common(max(keep, speakers)) if answer in by_answer]
+    often = sorted(counts, key=lambda answer: (-counts[answer], answer))[: max(keep, speakers)]
+    common = [answer for answer in often if answer in by_answer]
     if len(counts) < 2:
         return []
     if speakers == 1:
@@ -70,8 +78,10 @@ def _frequent(branches: list[Episode], going: list[Episode], speakers: int, keep
     for _ in range(keep):
         order = rng.sample(common[:speakers], min(speakers, len(common)))
         for answers in (order, order[::-1]):
-            if len(answers) == speakers and all(by_answer[a][s] for s, a in enumerate(answers)):
-                chosen.append([_one(by_answer[a][s], s, rng) for s, a in enumerate(answers)])
+            pairs = list(zip(_by_name(going), answers, strict=False))
+            if len(answers) == speakers and all(by_answer[a][s] for s, a in pairs):
+                said = {s: _one(by_answer[a][s], s, rng) for s, a in pairs}
+                chosen.append([said[s] for s in range(speakers)])
                 break
     return chosen
 
@@ -96,7 +106,7 @@ def going_on(
     going: list[Episode] = []
     new: list[Episode] = []
     for said in chosen:
-        first = said[0][0]
+        first = min(said, key=lambda one: one[1].agent)[0]
         if all(episode is first for episode, _ in said) and not any(first is other for other in going):
             going.append(first)
             continue
