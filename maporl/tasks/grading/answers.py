@@ -96,7 +96,8 @@ _MARK = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _AFTERTHOUGHT = re.compile(
-    r"(?<=[^\s(])\s?\((?:since|because|as|which|that|s?he|it|they|we|there)\b[^()]*\)$"
+    r"(?<=[^\s(])\s?\((?!mod\b|base\b|or\b|and\b|in\b)(?![^()]*(?:\b(?:not|wrong|incorrect|false|mistaken?|actually|rather|instead|should|no)\b|n['’]t))"
+    r"(?:[a-z]{2,}|I|[$€£₹]?\d[\d.,]*)\s(?![-+*/=])[^()]*\)$"
     r"|(?<=[^\s✅✔✓☑\ufe0f])\s?[✅✔✓☑\ufe0f]{1,3}$",
     re.IGNORECASE,
 )
