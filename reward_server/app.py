@@ -18,11 +18,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
-from maporl.guard import Budget, Door, Guard, Limits, check_host, check_token
+from maporl.guard import Budget, Door, Guard, Limits, check_host, check_token, error_body
 from reward_server.batching import Batcher, Outcome, QueueFull
 from reward_server.options import ServerOptions
 from reward_server.schemas import (
-    Error,
     ErrorBody,
     Item,
     ItemError,
@@ -285,8 +284,7 @@ async def _until_gone(request: Request) -> None:
 def _answer(
     status: int, code: str, message: str, field: str | None = None, headers: dict[str, str] | None = None
 ) -> Response:
-    body = ErrorBody(error=Error(code=code, message=message, field=field))
-    return Response(body.model_dump_json(), status, headers, "application/json")
+    return Response(error_body(status, code, message, field), status, headers, "application/json")
 
 
 async def _refused(_: Request, error: Exception) -> Response:

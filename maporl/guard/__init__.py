@@ -4,7 +4,7 @@ A server gives its ASGI application to :class:`Guard`, which looks at the head o
 and listens by :func:`maporl.guard.connections.guarded_server`, which bounds connections, their times and their heads.
 :func:`read_json` reads what came. Nothing here knows what the server is for::
 
-    limits = Limits(body_bytes=2**20)
+    limits = Limits(body=2**20)
     app = Guard(app, limits, Door(enter=lambda scope, headers: check_host(headers)))
     guarded_server(app, limits, host="127.0.0.1", port=8000).run()
 

@@ -61,9 +61,9 @@ class Budget:
         self.held -= size
 
 
-def error_body(status: int, code: str, text: str) -> bytes:
-    """Return an error as JSON."""
-    return json.dumps({"error": {"code": code, "message": text, "field": None}}).encode()
+def error_body(status: int, code: str, text: str, field: str | None = None) -> bytes:
+    """Return an error as JSON, with the ``field`` of the request that is at fault."""
+    return json.dumps({"error": {"code": code, "message": text, "field": field}}).encode()
 
 
 def _nothing(*_: Any) -> None:

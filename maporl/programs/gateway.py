@@ -293,23 +293,16 @@ class Gateway:
     def _enter(self, scope: Any, headers: Any) -> None:
         """Check a request by its head: it must name this machine, and a dialogue with its secret."""
         check_host(headers)
-        try:
-            scope["session"] = self._session((*scope["path"].split("/", 3), "", "")[2])
-        except Refused as error:
-            raise Denied(error.status, error.code, error.message, ((b"x-should-retry", b"false"),)) from None
+        name, _, secret = (*scope["path"].split("/", 3), "", "")[2].partition(".")
+        session = self._sessions.get(name)
+        if session is None or not hmac.compare_digest(session.secret.encode(), secret.encode()):
+            why = "the dialogue is over, or the address is not one of this run"
+            raise Denied(410, "dialogue_over", why, ((b"x-should-retry", b"false"),))
+        scope["session"] = session
 
     def _count(self, scope: Any, denied: Denied) -> None:
         if "session" in scope:
             scope["session"].count(denied.code, denied.text)
-
-    def _session(self, token: str) -> Session:
-        name, _, secret = token.partition(".")
-        session = self._sessions.get(name)
-        if session is None or not hmac.compare_digest(session.secret.encode(), secret.encode()):
-            raise Refused(
-                "the dialogue is over, or the address is not one of this run", status=410, code="dialogue_over"
-            )
-        return session
 
 
 async def _events(pieces: Iterable[dict[str, Any]]) -> AsyncIterator[str]:
