@@ -145,8 +145,6 @@ class KVCache:
         """Return how many of ``wanted`` bytes fit, once what was kept first is forgotten. What is being read stays."""
         assert self._limit is not None  # set by the caller
         excess = self.bytes + wanted - self._limit
-        if excess <= 0:
-            return wanted
         names_of: dict[Block, list[Hashable]] = {}
         for name, place in self._kept.items():
             names_of.setdefault(place.block, []).append(name)

@@ -126,6 +126,8 @@ def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
             microbatch = rows.take(part)
             groups = len(set(microbatch.tree.chains))
             assert groups * microbatch.input_ids.shape[1] <= budget or groups == 1
+    whole = 6 * rows.input_ids.shape[1]
+    assert [len(rows.microbatches(everything, 16, budget)) for budget in (whole, whole - 1)] == [1, 2], "none is wasted"
     assert [len(set(rows.take(p).tree.chains)) for p in rows.microbatches(everything, most_rows=4)] == [4, 2]
 
 
