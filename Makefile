@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # tests start many processes, which need not compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart picture test test-newest test-oldest test-slow test-vllm check format reference notebooks docs package clean
+.PHONY: quickstart picture test test-newest test-oldest test-slow test-vllm check bench format reference notebooks docs package clean
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -72,6 +72,11 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -x -n $(WORKERS) --dist worksteal -m "$(QUICK)"
+
+# whether this tree is slower than a commit, on a machine without other work: ten minutes on two cores
+BASE ?= 0e81a74d
+bench: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/bench.py --base $(BASE)
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

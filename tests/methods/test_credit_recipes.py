@@ -258,6 +258,7 @@ def test_a_single_row_keeps_its_return():
         ({"plus": [{"baseline": "ema"}]}, r"advantage.plus.0: baseline ema keeps means"),
         ({"plus": [{"returns": "turn_gae", "baseline": "critic"}]}, "advantage.plus.0: returns turn_gae with baseline critic needs"),
         ({"plus": [{"returns": "utterance", "baseline": "critic"}]}, "plus.0: returns utterance with baseline critic needs"),
+        ({"plus": [{"returns": "turn_gae", "baseline": "mean"}]}, "plus.0: returns turn_gae with baseline mean needs"),
         ({"plus": [{"key": ["prompt", "stat"]}]}, r"plus.0.key.*'stat'"),
         ({"plus": [{"returns": "tree_mean"}]}, "tree_mean"),
         ({"plus": [], "returns": "turn_gae", "baseline": "critic", "multi_objective_aggregation": "normalize_then_sum"}, "compares the rewards of utterances"),

@@ -174,9 +174,11 @@ class Holder:
         """
         parameters = self._parameters()
         self._sum_gradients(parameters)
-        total: Any = torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+        total: Any = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
         if math.isfinite(norm):
+            if norm + 1e-6 >= largest_norm:  # otherwise torch would multiply every gradient by 1
+                torch.nn.utils.clip_grads_with_norm_(parameters, largest_norm, total)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
