@@ -31,8 +31,10 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) -e .
 	touch $@
 
+# beside it, what every process of the tests imports is compiled, once: three that start together would each compile it
 $(VENV)/installed-dev: $(VENV)/installed
-	$(INSTALL) -e ".[dev]"
+	$(BIN)/python -c "import maporl.cli.main, maporl.runs.train, maporl.report.page" > /dev/null 2>&1 & \
+		$(INSTALL) -e ".[dev]" && wait
 	touch $@
 
 quickstart: $(VENV)/installed
