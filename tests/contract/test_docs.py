@@ -79,7 +79,8 @@ def test_the_files_of_a_page_make_a_run(page, tmp_path, monkeypatch):
     configurations = [name for name, text in files.items() if name.endswith(".yaml") and "dialogues:" not in text]
     assert "mine.yaml" in configurations and len(files) > len(configurations)
     for name in configurations:
-        config = load(name, trains=False)
+        warm = ["warm_start.steps=2"] if "warm_start:" in files[name] else []
+        config = load(name, ["training.per_device_train_batch_size=8", *warm], trains=False)
         assert config.pythonpath == [str(tmp_path)]
         if any(agent.weights for agent in config.agents.values()):  # models behind an API do not learn
             _, after = train(config, resume=False, quiet=True)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,8 @@ from maporl.validation.load import from_dict, load
 
 pettingzoo = pytest.importorskip("pettingzoo")
 gymnasium = pytest.importorskip("gymnasium")
-pytest.importorskip("textarena")
+if find_spec("textarena") is None:  # its import takes seconds, in each process that collects tests
+    pytest.skip("needs the extra games", allow_module_level=True)
 
 
 def anything(ask, rng):

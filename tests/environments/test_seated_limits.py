@@ -1,6 +1,7 @@
 """What ends a game of TextArena, PettingZoo or Gymnasium early, and which names of actions can be read."""
 
 import random
+from importlib.util import find_spec
 
 import pytest
 from played_games import play
@@ -11,7 +12,8 @@ from maporl.protocols.game import PlayGame
 
 pettingzoo = pytest.importorskip("pettingzoo")
 gymnasium = pytest.importorskip("gymnasium")
-textarena = pytest.importorskip("textarena")
+if find_spec("textarena") is None:  # its import takes seconds, in each process that collects tests
+    pytest.skip("needs the extra games", allow_module_level=True)
 
 
 def test_a_player_who_repairs_a_move_has_made_two():
@@ -23,6 +25,8 @@ def test_a_player_who_repairs_a_move_has_made_two():
 
 @pytest.mark.parametrize("env", ["Poker-v0", "PublicGoodsGame-v0", "Golf-v0"])
 def test_games_in_which_one_player_speaks_more_often_end_at_its_limit(env):
+    import textarena
+
     if f"{env}-raw" not in textarena.envs.registration.ENV_REGISTRY:
         pytest.skip("this TextArena has no such game")
     words = ["[Player 1]", "[fold]", "[10]", "[check]", "[bid 5]", "hm"]

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 
 import pytest
 from asked_programs import EXAMPLE, TASK, Script, assistant, driver_of, post, user
-from openai import OpenAI
 from tiny_run import config_of
 
 from maporl import Program
@@ -35,6 +34,8 @@ class Counted(Script):
 
 
 def client(base_url):
+    from openai import OpenAI  # here, because it takes a second
+
     return OpenAI(base_url=base_url, api_key="none", max_retries=0)
 
 

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_run import config_of
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
@@ -149,6 +148,8 @@ def test_turns_of_records_count_from_1_and_an_utterance_has_one_advantage(groupe
 def test_services_get_the_parts_of_the_run_and_names_as_the_page_of_metrics_says(grouped):
     scalars, texts = set(), []
     for file in sorted(grouped.rglob("events.out.*")):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
         events = EventAccumulator(str(file)).Reload()
         scalars |= set(events.Tags()["scalars"])
         texts += [event.tensor_proto.string_val[0].decode() for event in events.Tensors("args/text_summary")]
