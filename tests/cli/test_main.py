@@ -196,6 +196,7 @@ def test_metrics_go_to_tensorboard_when_asked(written, tmp_path, monkeypatch):
     assert logged[name] == pytest.approx([row[name.removeprefix("train/")] for row in rows])
 
 
+@pytest.mark.slow
 def test_lora_agents_of_one_folder_share_a_base_and_train(tiny, written, tmp_path):
     model, tokenizer = tiny()
     model.save_pretrained(tmp_path / "base")

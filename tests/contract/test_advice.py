@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fast_cases import some
 from folders import ROOT
 from notebook_runs import DEBATE, HELD_OUT, TASK, args
 from peft import LoraConfig
@@ -104,7 +105,7 @@ def right(file):
 
 
 @pytest.mark.parametrize("end", ["ended", "killed"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 0))
 def test_the_weights_that_a_refused_resume_names_begin_another_run(config, ended, kind, end):
     file, saved = config(), Path("run/final" if end == "ended" else "run/checkpoint-1/policies")
     shutil.copytree(ended / kind, "run")
@@ -132,6 +133,7 @@ def test_a_run_without_checkpoints_names_its_last_weights(config):
     assert right("next/evaluation_before.json") == right("run/evaluation_after.json")
 
 
+@pytest.mark.slow
 def test_a_model_that_is_an_adapter_is_answered_with_the_option_and_its_base(config):
     """Also one on a base that has no name, which is a tiny model."""
     base_model("base")
@@ -233,7 +235,7 @@ STOPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", some(STOPS, 0))
 def test_the_option_that_mends_a_stop_is_taken_by_the_run_that_it_stopped(config, stop, monkeypatch):
     sections, advice, status = STOPS[stop]
     Path("late_parts.py").write_text(LATE)
@@ -265,6 +267,7 @@ def test_a_program_that_was_mended_goes_on_as_the_message_says(config, monkeypat
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 12
 
 
+@pytest.mark.slow
 def test_a_killed_run_says_what_evaluates_it_and_what_ends_it(config, ended):
     config()
     shutil.copytree(ended / "whole", "run")
@@ -315,6 +318,7 @@ def test_a_run_on_relative_paths_is_taken_up_from_another_folder(config, tmp_pat
     assert {path.name for path in Path.cwd().iterdir()} == ({"moved"} if moved else set()), "and nothing lands here"
 
 
+@pytest.mark.slow
 def test_a_run_made_in_python_goes_on_after_a_move_and_with_what_may_change(
     config, tmp_path, monkeypatch, tiny, caplog
 ):

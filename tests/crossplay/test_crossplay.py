@@ -76,6 +76,7 @@ def test_a_mixed_team_is_the_agents_of_both_runs(runs):
     assert mixed.right == tuple(final_right(d) for d in dialogues)
 
 
+@pytest.mark.slow
 def test_sampled_answers_have_the_random_numbers_of_an_evaluation_with_the_first_runs_seed(runs, tmp_path):
     out = tmp_path / "out"
     done = invoke("crossplay", *runs[:2], "evaluation.temperature=1.5", "--json", "-o", out)

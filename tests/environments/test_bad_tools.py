@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fast_cases import some
 from folders import SUPPORT
 
 from maporl import Arithmetic
@@ -487,7 +488,7 @@ class TestNamesOfTools:
 class TestServersThatDie:
     """Real processes, killed in the midst of a dialogue."""
 
-    @pytest.mark.parametrize("on_lost", ["drop", "stop"])
+    @pytest.mark.parametrize("on_lost", some(["drop", "stop"], 0))
     def test_the_server_of_one_dialogue_dies(self, on_lost, monkeypatch):
         pytest.importorskip("mcp", reason="needs the extra mcp")
         from maporl.environments.adapters.mcp import MCPEnvironment

@@ -101,6 +101,7 @@ class TestOfACommand:
         assert names - {"LC_CTYPE"} == {"PATH", "PYTHONPATH", "SHOP_KEY"}  # Python sets LC_CTYPE itself
         assert "secret" not in repr(box._server.options)
 
+    @pytest.mark.slow
     def test_several_calls_wait_at_the_same_time(self, box):
         (tool,) = [tool for tool in box.tools() if tool.name == "slow"]
         began = time.monotonic()
@@ -117,6 +118,7 @@ class TestOfACommand:
         time.sleep(1.1)
         assert call(box, "price", fruit="pear").text == "1 pear cost 3"
 
+    @pytest.mark.slow
     def test_only_some_tools(self):
         box = MCPTools(**options(only=["buy", "price"]))
         box.close()
@@ -142,6 +144,7 @@ class TestAServerThatDies:
         box.renew()
         assert call(box, "buy", count=1).text == "2 apples"  # a server that answers is left alone
 
+    @pytest.mark.slow
     def test_it_dies_between_two_calls(self, box):
         (child,) = children()
         child.kill()
@@ -165,6 +168,7 @@ class TestAServerThatDies:
         with pytest.raises(ServerGone, match=r"--silent' does not start: no answer within 0.5 s"):
             MCPTools(**options("--silent", start_seconds=0.5))
 
+    @pytest.mark.slow
     def test_closing_twice_and_calling_after_it(self, box):
         box.close()
         box.close()
@@ -236,6 +240,7 @@ class TestOfADialogue:
             for world in worlds:
                 world.close()
 
+    @pytest.mark.slow
     def test_its_tools_are_asked_for_once(self, monkeypatch):
         monkeypatch.setattr(mcp, "_LISTED", {})
         first, second = (MCPEnvironment(**options(only=["buy", "price"])) for _ in range(2))

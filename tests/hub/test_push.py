@@ -103,6 +103,7 @@ def test_a_whole_model_needs_its_base_no_more(tmp_path, saved):
     assert Team.from_pretrained(folder).policies["bob"].model.num_parameters() > 0
 
 
+@pytest.mark.slow
 def test_the_team_trains_on(run, tmp_path):
     from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer
 

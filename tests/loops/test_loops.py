@@ -13,6 +13,7 @@ from pathlib import Path
 import processes
 import pytest
 import torch
+from fast_cases import some
 from folders import SUPPORT
 from safetensors.torch import load_file
 from scripted_training import recipe_values
@@ -186,7 +187,7 @@ def rows_of(policy, count=6):
     return [Pair(rows[n + 1], replace(rows[n], prompt_ids=rows[n + 1].prompt_ids)) for n in range(0, 2 * count, 2)]
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
+@pytest.mark.parametrize("kind", some(["sft", "dpo"], 0))
 def test_the_ids_that_reach_the_model_are_those_that_were_sampled(kind, tmp_path):
     """The chat template would not write the prompt [1, 9, 9, 4], and half of the completions have no EOS."""
     config, team = team_of(tmp_path)
@@ -216,7 +217,7 @@ def test_columns_hold_the_ids_and_only_completions_bear_loss():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("agents", [{}, LORA])
+@pytest.mark.parametrize("agents", some([{}, LORA], 1))
 def test_dpo_starts_at_log_2_against_the_weights_of_the_stage_and_prefers_what_was_chosen(agents, tmp_path):
     """With the reference's columns the first loss is log 2, for full weights and for adapters that share a base."""
     config, team = team_of(tmp_path, agents={"ann": agents, "bob": agents})
@@ -702,7 +703,13 @@ def test_a_loop_that_is_killed_in_any_part_ends_as_one_that_is_not(tmp_path):
 
 @pytest.mark.parametrize(
     "stage",
-    [{"train": "sft", "build": {"threshold": {"above": 2.0}}}, {"train": "dpo", "build": {"siblings": {"above": 2.0}}}],
+    some(
+        [
+            {"train": "sft", "build": {"threshold": {"above": 2.0}}},
+            {"train": "dpo", "build": {"siblings": {"above": 2.0}}},
+        ],
+        0,
+    ),
 )
 def test_a_stage_without_rows_ends_the_loop_with_its_counts(stage, tmp_path):
     config = looped(tmp_path / "run", [stage], evaluation={"questions": 0}, warm_start={"steps": 3})

@@ -37,9 +37,8 @@ from maporl.validation.load import from_dict
 
 LOOPS = [name for name in recipe_files() if "loop" in read_yaml(recipe_file(name))]
 TRAINED = [name for name in recipe_files() if name not in LOOPS]
-QUICK = ("marti_margin", "gigpo", "sdrl", "team_opd", "malt")
-"""A debate with a rule between turns, a game with groups of states, stages that continue some answers, rewards of
-tokens, and a loop."""
+QUICK = ("marti_margin", "gigpo", "malt")
+"""A debate with a rule between turns, a game with groups of states, and a loop."""
 
 
 def each(names):

@@ -39,7 +39,7 @@ def test_a_recipe_parses_says_where_it_comes_from_and_fits_a_screen(name):
     assert len(recipe_files()[name].read_text().splitlines()) <= 50
 
 
-QUICK = {"agentpo_hint", "dr_mas", "cory", "mac_spgg", "matpo", "c3", "r_zero", "spiral"}
+QUICK = {"cory", "mac_spgg", "c3", "spiral"}
 """Recipes of several kinds.
 
 ``make test-slow`` tries the others, which are checked through their trainers' steps by the tests on their cards.

@@ -440,6 +440,7 @@ def test_a_team_that_searches_is_trained(tmp_path, monkeypatch):
     assert all(u["rewards"]["credit"] == said[-1]["rewards"]["score"] for u in said)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forgotten")
 def test_a_team_that_acts_in_a_world_is_trained(tmp_path, monkeypatch):
     (tmp_path / "maze.py").write_text(MAZE)

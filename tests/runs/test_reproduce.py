@@ -4,6 +4,7 @@ import functools
 import json
 
 import pytest
+from fast_cases import some
 from folders import ROOT
 from played_games import full_grids, shortest
 from scripted_training import played, recipe_values, rows, scripted_trainer
@@ -63,7 +64,7 @@ def solved_sudoku(text):
     return next(g for g in full_grids() if all(s in (".", str(n)) for s, n in zip(signs, g, strict=True)))
 
 
-@pytest.mark.parametrize("game, solve", [("sokoban", solved_sokoban), ("sudoku", solved_sudoku)])
+@pytest.mark.parametrize("game, solve", some([("sokoban", solved_sokoban), ("sudoku", solved_sudoku)], 0))
 def test_the_candidate_that_solves_a_puzzle_is_the_one_that_is_reinforced(game, solve, tmp_path, monkeypatch):
     """Of three candidates of each agent the first solves the puzzle, and the others give no plan and are paid -2.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import processes
 import pytest
 import torch
+from fast_cases import some
 from notebook_runs import names
 from stopping import StopAfter
 from tiny_run import assert_same_end, config_of, end_of, start
@@ -122,7 +123,7 @@ def test_a_run_without_a_checkpoint_is_not_made_longer(ended):
     assert names(ended) == before
 
 
-@pytest.mark.parametrize("left", ["nothing", "no manifest", "a file"])
+@pytest.mark.parametrize("left", some(["nothing", "no manifest", "a file"], 1))
 def test_any_remains_under_a_later_checkpoints_name_are_set_aside(calm, ended, left):
     shutil.rmtree(ended / "final")
     newest = ended / "checkpoint-4"
@@ -198,7 +199,7 @@ def test_the_last_checkpoint_leaves_the_results_of_its_run_in_place(ended):
     assert names(ended) == before
 
 
-@pytest.mark.parametrize("wanted", ["copy", "abandoned"])
+@pytest.mark.parametrize("wanted", some(["copy", "abandoned"], 0))
 def test_a_checkpoint_from_elsewhere_does_not_go_on_in_a_folder_with_other_records(ended, tmp_path, wanted):
     """Its history is another one: the records before it are not in the folder."""
     other = tmp_path / "copy" / "checkpoint-2" if wanted == "copy" else ended / "checkpoint-2.abandoned"
@@ -234,6 +235,7 @@ def test_what_cannot_be_resumed_is_refused_before_anything_is_renamed(ended):
     assert names(ended) == before
 
 
+@pytest.mark.slow
 def test_one_policys_trainer_sets_its_completions_aside_too(tiny, tmp_path):
     rows = [{"prompt": f"{i}+1="} for i in range(8)]
 
@@ -274,6 +276,7 @@ def wait_for_updates(folder, count, process):
     raise AssertionError(f"{folder}: {count} updates did not come; {process.output()[1]}")
 
 
+@pytest.mark.slow
 def test_a_second_process_in_a_runs_folder_is_refused_and_who_only_looks_is_not(tmp_path):
     folder = tmp_path / "run"
     settings = config_of(folder, 2000, EVALUATION)
@@ -387,6 +390,7 @@ def test_data_that_moved_are_the_same_and_changed_data_can_be_gone_on_with_on_pu
     )
 
 
+@pytest.mark.slow
 def test_evaluation_and_curriculum_count_as_data(tmp_path):
     file, later = tmp_path / "data.jsonl", tmp_path / "later.jsonl"
     written(file, ROWS)
@@ -504,6 +508,7 @@ def test_a_checkpoint_under_another_number_is_refused_because_the_run_would_writ
         resumed_trainer(ended).train(resume_from_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_on_another_disk_is_gone_on_from_through_its_link(calm, ended, tmp_path):
     (ended / "checkpoint-2").rename(tmp_path / "moved")
     (ended / "checkpoint-2").symlink_to(tmp_path / "moved")
@@ -526,7 +531,7 @@ def test_what_a_kill_left_of_a_rewind_is_removed(ended):
     assert not list(ended.glob(".partial-*"))
 
 
-@pytest.mark.parametrize("change", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("change", some(["flip", "cut", "remove"], 0))
 def test_a_warm_start_that_is_damaged_is_no_reference(calm, ended, change):
     shutil.rmtree(ended / "final")
     file = ended / "initial/ann/model.safetensors"
@@ -579,7 +584,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", some(LOSSES, 1))
 def test_records_that_are_lost_before_a_resume_are_said(calm, ended, caplog, loss):
     shutil.rmtree(ended / "final")
     name, lose = LOSSES[loss]
@@ -593,6 +598,7 @@ def test_records_that_are_lost_before_a_resume_are_said(calm, ended, caplog, los
         assert weights[0] == weights[1], "the training itself lacks nothing"
 
 
+@pytest.mark.slow
 def test_whole_records_are_not_said_to_be_lost(ended, caplog):
     """A checkpoint knows how long the records were. Later ones that a resume sets aside are not missing."""
     lengths = read_state(ended / "checkpoint-2")["records"]
@@ -607,7 +613,7 @@ def test_whole_records_are_not_said_to_be_lost(ended, caplog):
 
 
 @pytest.mark.parametrize(
-    "left", ["empty", "empty folders", "hidden", "a link", "a link that leads nowhere", "links", "a file"]
+    "left", some(["empty", "empty folders", "hidden", "a link", "a link that leads nowhere", "links", "a file"], 0, 5)
 )
 def test_a_final_without_weights_is_no_end(calm, ended, tmp_path, caplog, left):
     (ended / "final").rename(tmp_path / "elsewhere")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from fast_cases import some
 from folders import ROOT
 from launches import STRATEGIES, launch, skip_unless_here, trained
 from safetensors.torch import load_file
@@ -87,6 +88,7 @@ def test_minibatches_are_those_of_one_process(name, tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_weights_have_moved(alone, tmp_path):
     """The tests above compare weights that three updates have changed in every matrix."""
     untrained, _ = trained(tmp_path, 1, args={"learning_rate": 0.0, "value_learning_rate": 0.0})
@@ -95,7 +97,7 @@ def test_weights_have_moved(alone, tmp_path):
             assert (value - untrained[key]).abs().max() > 1e-4, key
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", [pytest.param("Holder", marks=pytest.mark.slow), *TRIED[1:]])
 def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
     """A checkpoint does not depend on how weights and optimizer were distributed over processes."""
     if name.startswith("Zero"):
@@ -228,7 +230,7 @@ def test_running_means_are_those_of_all_processes(tmp_path):
 
 @pytest.mark.parametrize(
     "args",
-    [{"aggregation": "per_main_rollout"}, {"critic": "central", "critic_context": "joint"}],
+    some([{"aggregation": "per_main_rollout"}, {"critic": "central", "critic_context": "joint"}], 1),
     ids=["rollouts", "critic"],
 )
 def test_rollouts_and_a_central_critic_are_those_of_all_processes(args, tmp_path):
@@ -274,6 +276,7 @@ def test_fsdp_is_refused_where_torch_would_train_other_weights(monkeypatch):
     assert strategy_of(None, {}) is Holder
 
 
+@pytest.mark.slow
 def test_deepspeed_that_accelerate_would_drop_is_refused(tmp_path):
     refused = launch(tmp_path, 2, STRATEGIES["Zero-2"] | {"ACCELERATE_USE_CPU": "true"})
     assert refused.returncode != 0 and "which accelerate turns off with use_cpu: true" in refused.stderr

@@ -339,6 +339,7 @@ def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(background, tmp_p
     assert whole and newest_whole(whole) == whole[-1] and not list(folder.glob(".partial-*"))
 
 
+@pytest.mark.slow
 def test_checkpoints_beyond_the_limit_are_removed(tmp_path):
     folder = tmp_path / "run"
     run.train(config_of(folder, updates=4, save_total_limit=3), resume=False, quiet=True)

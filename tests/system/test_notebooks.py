@@ -21,13 +21,8 @@ def code_cells(file):
     return [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        pytest.param(file, marks=() if file.stem == "01_tiny_debate" else pytest.mark.slow, id=file.stem)
-        for file in NOTEBOOKS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
 def test_a_notebook_runs(file, monkeypatch):
     """Its cells are plain Python, run one after the other; a command in one is a process with the libraries loaded."""
     monkeypatch.setenv("UPDATES", "2")

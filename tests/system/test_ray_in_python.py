@@ -8,6 +8,7 @@ import shutil
 import pytest
 import thread_cluster
 import torch
+from fast_cases import some
 from notebook_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args, names
 from peft import LoraConfig, get_peft_model
 from ray_runs import assert_equal
@@ -68,7 +69,7 @@ def trainer_of(folder, agents, backend=None, **options):
     )
 
 
-@pytest.mark.parametrize("team", [whole, adapted])
+@pytest.mark.parametrize("team", some([whole, adapted], 0))
 def test_a_team_made_in_python_trains_as_without_ray(tiny, team, tmp_path):
     """Final weights, checkpoints with optimizers, metrics, dialogues, and what the folder says of the run."""
     local, folder = tmp_path / "local/run", tmp_path / "ray/run"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from fast_cases import some
 from peft import LoraConfig, get_peft_model
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
@@ -145,6 +146,7 @@ def pair(tiny):
     return build
 
 
+@pytest.mark.slow
 def test_the_critic_of_every_turn_learns(pair, tmp_path):
     trainer = trainer_of(pair(), tmp_path, detach_critic=True)
     assert not trainer.learners["ann"].value_head.linear.weight.any()
@@ -165,6 +167,7 @@ class Relay(Protocol):
         return "done"
 
 
+@pytest.mark.slow
 def test_a_protocol_that_names_no_number_of_turns_trains(pair, tmp_path):
     trainer = trainer_of(pair(), tmp_path, protocol=Relay())
     before = {name: weights(policy.model) for name, policy in trainer.team.policies.items()}
@@ -190,7 +193,7 @@ def test_what_each_critic_reads(pair, tmp_path):
     assert len(earlier) == 4 and all(text in joint for text in earlier) and last.policy == "ann"
 
 
-@pytest.mark.parametrize("context", ["answer", "joint"])
+@pytest.mark.parametrize("context", some(["answer", "joint"], 1))
 @pytest.mark.parametrize("critic", ["head", "model", "adapter"])
 def test_a_critic_of_other_words_reads_only_them_and_learns(context, critic, tiny, tmp_path):
     model, tokenizer = tiny("llama", context=512)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from ahead_runs import odd, trainer_of
+from fast_cases import some
 
 from maporl import Arithmetic, MultiAgentPPOConfig
 from maporl.config.schema import TinySection
@@ -80,7 +81,7 @@ class RecordsTasks(RewardSource):
         return {}
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", some([0, 1], 1))
 def test_a_source_that_learns_is_told_the_task_of_the_update_and_not_of_the_batch_that_is_played(tiny, tmp_path, depth):
     """With async_depth 1 the next batch, of the curriculum's next task, is played while this update ends."""
     source = RecordsTasks()

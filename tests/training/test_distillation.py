@@ -4,6 +4,7 @@ import math
 from itertools import chain
 
 import pytest
+from fast_cases import some
 from scripted_training import TokenScript, logprobs_alone, played
 
 from maporl.errors import ConfigError
@@ -63,7 +64,7 @@ CHAIN = {"name": "chain", "turns": 2, "visibility": "all", **TEXTS}
 
 @pytest.mark.parametrize(
     ("protocol", "teacher"),
-    [(DEBATE, "dialogue"), (DEBATE, "bob"), (CHAIN, "dialogue"), (CHAIN, "bob")],
+    some([(DEBATE, "dialogue"), (DEBATE, "bob"), (CHAIN, "dialogue"), (CHAIN, "bob")], 1, 2),
     ids=["debate", "debate, bob", "chain", "chain, bob"],
 )
 def test_rewards_are_minus_a_kl_because_no_teacher_sees_the_answer_that_it_judges(protocol, teacher, tmp_path):

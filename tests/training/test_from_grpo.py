@@ -10,6 +10,7 @@ import pytest
 import torch
 from chat_tokenizers import FAMILIES
 from datasets import Dataset
+from fast_cases import some
 from folders import ROOT
 from grpo_users import CHATS, ROWS, agent, trainer_of
 from peft import LoraConfig, get_peft_model
@@ -76,7 +77,7 @@ def test_the_recipe_grpo_single_has_trls_advantages(tmp_path):
 # -- what reward functions get ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [ROWS, CHATS, Dataset.from_list(CHATS)], ids=["text", "messages", "data set"])
+@pytest.mark.parametrize("rows", some([ROWS, CHATS, Dataset.from_list(CHATS)], 1), ids=["text", "messages", "data set"])
 def test_reward_functions_get_what_trl_passes(tmp_path, rows):
     calls = []
 
@@ -278,13 +279,13 @@ def test_trls_names_in_yaml_lead_to_those_here():
 
 @pytest.mark.parametrize(
     ("function", "error", "message"),
-    [
+    some([
         (lambda completions: [1.0], RewardFailure, "expected a list of 8 values, one for each completion, got 1 values"),
         (lambda completions: 1 / 0, RewardFailure, "test_from_grpo.py, line [0-9]+: ZeroDivisionError"),
         (lambda completions: [None] * 8, RewardFailure, "no reward source scored agent 'solo', turn 1"),
         (lambda completions, completion_ids: [[0.0] * len(i) for i in completion_ids], RewardFailure, "gave a list of numbers"),
         (lambda completions: [math.nan] * 8, RewardFailure, "^reward '<lambda>': value nan for completion 0 "),
-    ],
+    ], 0, 1),
 )  # fmt: skip
 def test_a_reward_that_fails_stops_the_run(tmp_path, function, error, message):
     with pytest.raises(error, match=message):

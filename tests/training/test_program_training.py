@@ -5,7 +5,6 @@ import threading
 
 import pytest
 from asked_programs import EXAMPLE, TASK, ask, assistant, post, user
-from openai import OpenAI
 from tiny_run import config_of
 
 from maporl import Agent, Program, Team
@@ -117,6 +116,8 @@ def test_log_probabilities_are_those_that_the_policy_is_trained_on(tiny):
     told = []
 
     def program(question, base_url):
+        from openai import OpenAI  # here, because it takes a second
+
         client = OpenAI(base_url=base_url, api_key="none")
         asked = {"model": "ann", "messages": [user(question)], "logprobs": True}
         choice = client.chat.completions.create(**asked).choices[0]

@@ -15,6 +15,7 @@ import processes
 import pytest
 import torch
 import yaml
+from fast_cases import some
 from notebook_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args, names
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -116,7 +117,14 @@ def assert_trained(folder):
 
 @pytest.mark.parametrize(
     ("group", "key", "alone"),
-    [(1, ("prompt", "agent", "turn"), True), (2, ("prompt", "agent", "turn"), False), (1, ("prompt", "agent"), False)],
+    some(
+        [
+            (1, ("prompt", "agent", "turn"), True),
+            (2, ("prompt", "agent", "turn"), False),
+            (1, ("prompt", "agent"), False),
+        ],
+        0,
+    ),
 )
 def test_a_group_of_one_is_refused_when_the_trainer_is_made(team, tmp_path, group, key, alone):
     """By what the protocol really asks: two turns of an agent are company for each other."""
@@ -279,6 +287,7 @@ def test_a_run_whose_reward_fails_is_saved_and_goes_on_as_a_calm_one(team, tmp_p
     assert not getattr(error.value, "__notes__", []), "there is nothing to go on from"
 
 
+@pytest.mark.slow
 def test_training_on_in_the_same_process_and_calling_train_again(team, tmp_path):
     run = tmp_path / "run"
     stop = StopAfter(1)
@@ -294,7 +303,7 @@ def test_training_on_in_the_same_process_and_calling_train_again(team, tmp_path)
     assert names(run) == left and trainer.after == after
 
 
-@pytest.mark.parametrize("options", [{"eval_task": None}, {"eval_questions": 0}])
+@pytest.mark.parametrize("options", some([{"eval_task": None}, {"eval_questions": 0}], 0))
 def test_without_an_evaluation_there_is_none(team, tmp_path, options):
     trainer = trainer_of(tmp_path / "run", team(), updates=1, **options)
     trainer.train()
@@ -585,6 +594,7 @@ def test_a_script_that_would_run_again_is_not_imported(tmp_path):
         assert processes.run([tmp_path / f"{name}.py"], cwd=tmp_path).stdout == printed, name
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_other_questions_is_described(team, tmp_path):
     trainer_of(tmp_path / "run", team(), eval_task=TASK, updates=2, eval_questions=60).train()
     assert "eval_task" in config_of(tmp_path / "run")["only_in_python"]
@@ -626,6 +636,7 @@ class Breaks:
         return [[1.0] * len(d.utterances) for d in dialogues]
 
 
+@pytest.mark.slow
 def test_a_run_that_trained_nothing_leaves_an_empty_folder_for_the_corrected_one(team, tmp_path):
     run = tmp_path / "run"
     for error in (ValueError("no"), KeyboardInterrupt()):
@@ -637,6 +648,7 @@ def test_a_run_that_trained_nothing_leaves_an_empty_folder_for_the_corrected_one
     assert (run / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_it_trained_begins_again(team, tmp_path, monkeypatch):
     run = tmp_path / "run"
     trainer = trainer_of(run, team(), updates=1)
@@ -661,6 +673,7 @@ def test_a_run_that_fails_on_the_way_leaves_a_report_and_no_final_weights(team, 
     assert page["runs"][0]["finished"] is False
 
 
+@pytest.mark.slow
 def test_a_stopped_run_says_so_and_leaves_a_report(team, tmp_path):
     run = tmp_path / "run"
 
@@ -679,6 +692,7 @@ def test_a_stopped_run_says_so_and_leaves_a_report(team, tmp_path):
     assert "Updates: 1 of 3 updates" in told(run)["How it was trained"]
 
 
+@pytest.mark.slow
 def test_a_report_that_fails_costs_no_run(team, tmp_path, monkeypatch, capsys):
     from maporl.report import page
 
@@ -831,6 +845,7 @@ def test_every_argument_of_the_trainer_is_a_part_of_the_run():
     assert set(signature(RunParts.of).parameters) == arguments - {"backend"}
 
 
+@pytest.mark.slow
 def test_a_run_on_a_data_set_of_prompts_with_reward_functions(team, tmp_path):
     def ones(prompts, completions):
         return [float(text.count("1")) for text in completions]

@@ -66,6 +66,7 @@ def test_an_environment_that_nobody_uses_is_named(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_two_updates(tmp_path, monkeypatch):
     def words(form):
         if "up" in form.tools:

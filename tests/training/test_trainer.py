@@ -324,6 +324,7 @@ def test_agents_may_share_one_policy(tiny, tmp_path):
     assert set(rows) == {"both"} and len(rows["both"]) == 8 * 2 * 2 and len(rows["both"].group.unique()) == 4
 
 
+@pytest.mark.slow
 def test_two_adapters_on_one_base_learn_apart(tiny, tmp_path):
     model, tokenizer = tiny()
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)

@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from conformance import build
+from fast_cases import some
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.functional import dropout
@@ -51,7 +52,7 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", some([False, True], 1))
 @pytest.mark.parametrize("kind", list(RANDOM))
 def test_whatever_randomness_is_called_it_is_off_while_a_model_is_trained(kind, checkpointing, tmp_path, monkeypatch):
     monkeypatch.setitem(build.__globals__["MORE"], kind, {**build.__globals__["MORE"].get(kind, {}), **RANDOM[kind]})

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fast_cases import some
 from plain_layouts import learner_of
 from tiny_models import build
 
@@ -106,7 +107,7 @@ def test_reading_conversations_once_gives_the_gradient_of_reading_every_turn(tin
     "options", [{"max_tokens_per_microbatch": 40}, {"max_tokens_per_microbatch": 1}, {"logits_chunk": 7},
                 {"per_device_train_batch_size": 2}, {"logits_chunk": 7, "gradient_checkpointing": True}],
 )  # fmt: skip
-@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("architecture", some(["llama", "gemma2"], 1))
 def test_budgets_and_chunks_change_memory_and_no_gradient(tiny, tmp_path, architecture, options):
     results = []
     for more in ({}, options):

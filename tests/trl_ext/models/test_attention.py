@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fast_cases import some
 from folders import ROOT
 from plain_layouts import learner_of
 from tiny_models import build_any
@@ -65,7 +66,7 @@ def kind_of(model):
     return base_of(model).config._attn_implementation
 
 
-@pytest.mark.parametrize(("critic", "adapted"), [("head", True), ("model", False), ("central", True)])
+@pytest.mark.parametrize(("critic", "adapted"), some([("head", True), ("model", False), ("central", True)], 2))
 def test_the_implementation_reaches_every_model_of_a_run(folder, verifier, tmp_path, critic, adapted):
     agent = {"model": str(folder), "attn_implementation": "eager", "critic": critic} | ({"lora": {}} if adapted else {})
     reward = {
@@ -87,6 +88,7 @@ def test_the_implementation_reaches_every_model_of_a_run(folder, verifier, tmp_p
     trainer.train()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_and_a_saved_team_keep_it(tmp_path, folder):
     agent = {"model": str(folder), "attn_implementation": "eager"}
     trainer = build_trainer(from_dict(values_of(tmp_path, agent, training={"save_steps": 1})))
@@ -100,6 +102,7 @@ def test_a_resumed_run_and_a_saved_team_keep_it(tmp_path, folder):
     assert {kind_of(policy.model) for policy in team.policies.values()} == {"eager"}
 
 
+@pytest.mark.slow
 def test_a_tiny_model_takes_it_too(tmp_path):
     config = from_dict(values_of(tmp_path, {"tiny": {"alphabet": ALPHABET}, "attn_implementation": "eager"}))
     trainer = build_trainer(config)

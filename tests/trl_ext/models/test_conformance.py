@@ -25,7 +25,7 @@ DOZEN = [
 ]
 
 
-QUICK = {"llama", "qwen3", "bart", "mamba"}
+QUICK = {"llama", "mamba"}
 """The rest are left to ``make test-slow``."""
 
 

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from conformance import MORE, build
+from fast_cases import some
 from plain_layouts import Plain
 from tiny_models import lively
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
@@ -61,7 +62,9 @@ def test_how_a_model_counts_is_asked_of_it(kind, expected):
     assert reading_of(build(kind)[0]) == expected
 
 
-@pytest.mark.parametrize("kind", ["llama", "bart", "roberta", "rwkv", "recurrent_gemma", "bloom", "opt", "mamba"])
+@pytest.mark.parametrize(
+    "kind", some(["llama", "bart", "roberta", "rwkv", "recurrent_gemma", "bloom", "opt", "mamba"], 0, 1, 3, 7)
+)
 def test_rows_that_are_sampled_together_have_the_numbers_of_each_alone(kind, tmp_path):
     model, tokenizer = build(kind)
     generator = torch.Generator().manual_seed(0)
@@ -86,7 +89,13 @@ def test_rows_that_are_sampled_together_have_the_numbers_of_each_alone(kind, tmp
 
 @pytest.mark.parametrize(
     "kind",
-    ["rwkv", "mamba", "falcon_h1", "zaya", "deepseek_v4", "deepseek_v32", "mpt", "gpt_neo", "llama", "glm_moe_dsa"],
+    some(
+        ["rwkv", "mamba", "falcon_h1", "zaya", "deepseek_v4", "deepseek_v32", "mpt", "gpt_neo", "llama", "glm_moe_dsa"],
+        0,
+        2,
+        4,
+        8,
+    ),
 )
 def test_turns_equal_prompts_and_rows_that_end_early_are_sampled_as_alone(kind):
     model, _ = build(kind)
@@ -235,7 +244,7 @@ CHUNKED = ["llama", "qwen3_moe", "mixtral", "gpt_oss", "gpt2", "opt", "xglm", "b
            "modernbert-decoder", "gemma2", "cohere", "granite", "bert"]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", CHUNKED)
+@pytest.mark.parametrize("kind", some(CHUNKED, 0, 3, 6, 9, 11, 16))
 def test_logits_in_chunks_are_those_of_the_whole(kind, tmp_path):
     model, tokenizer = build(kind)
     rows = build_token_batch(
@@ -336,7 +345,7 @@ def test_real_checkpoints_are_sampled_by_their_cache(folder, dtype):
 
 
 @pytest.mark.parametrize("architecture", ["mamba", "falcon_h1", "rwkv", "recurrent_gemma"])
-@pytest.mark.parametrize("cut", [{}, {"top_k": 4, "top_p": 0.9}])
+@pytest.mark.parametrize("cut", some([{}, {"top_k": 4, "top_p": 0.9}], 1))
 def test_what_is_sampled_by_transformers_depends_on_no_batch_and_tells_log_probabilities(architecture, cut):
     """So the options that cut batches may change on resume, and ratios to the sampler have something to compare with."""
     model, tokenizer = build(architecture)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fast_cases import some
 from plain_layouts import Plain, learner_of
 from tiny_models import build, build_any, lively
 from tree_rows import OPTIONS, answers, filled, gradient_of
@@ -207,9 +208,9 @@ def test_trees_and_rows_agree_with_eager_attention(tiny, tmp_path, rows_only, ki
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"gradient_checkpointing": True}, {"logits_chunk": 7, "entropy_coef": 0.01},
+    "options", some([{}, {"gradient_checkpointing": True}, {"logits_chunk": 7, "entropy_coef": 0.01},
                 {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
-                {"per_device_train_batch_size": 5}, {"max_tokens_per_microbatch": 90}, {"ratio": "trajectory"}],
+                {"per_device_train_batch_size": 5}, {"max_tokens_per_microbatch": 90}, {"ratio": "trajectory"}], 2, 3, 5, 6),
 )  # fmt: skip
 def test_trees_and_rows_agree_with_every_way_to_cut_and_recompute(tiny, tmp_path, rows_only, options, monkeypatch):
     """A block of 5 queries makes attention go by blocks on these short lines."""
@@ -224,7 +225,7 @@ def test_trees_and_rows_agree_with_every_way_to_cut_and_recompute(tiny, tmp_path
 
 
 @pytest.mark.parametrize("critic", ["head", "adapter", "model", "central"])
-@pytest.mark.parametrize("own_prompts", [False, True])
+@pytest.mark.parametrize("own_prompts", some([False, True], 1))
 def test_trees_and_rows_agree_for_every_critic(tiny, tmp_path, rows_only, critic, own_prompts):
     """With LoRA, and with prompts of the critic's own, which have another tree."""
     from peft import LoraConfig, get_peft_model

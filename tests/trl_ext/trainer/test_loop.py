@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from fast_cases import some
 from folders import SUPPORT
 from one_policy import QUESTIONS, config, count_a
 from own_loops import same, trainer_of, weights
@@ -112,6 +113,7 @@ def test_the_prompts_and_the_counts_are_those_of_the_documentation(tiny, tmp_pat
     assert [row["number"] for row in ahead.next_batch(ahead=2).examples[::4]] == asked[8:12]
 
 
+@pytest.mark.slow
 def test_a_run_with_several_completions_resumes_bit_identically_and_counts_its_epochs(tiny, tmp_path):
     def run(folder, resume=None, stop_at=None):
         options = {"num_generations": 2, "total_episodes": 64, "save_strategy": "steps", "save_steps": 1}
@@ -184,7 +186,9 @@ def test_a_team_says_what_it_has_instead(tmp_path, options, instead):
 # -- critics that learn first -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("critic, lora", [("head", False), ("head", True), ("model", False), ("adapter", True)])
+@pytest.mark.parametrize(
+    "critic, lora", some([("head", False), ("head", True), ("model", False), ("adapter", True)], 1, 3)
+)
 def test_in_the_first_updates_only_the_critic_learns(tiny, tmp_path, critic, lora):
     options = {"critic": critic, "critic_warmup": 2, "total_episodes": 48, "weight_decay": 0.1, "entropy_coef": 0.1}
     trainer = trainer_of(tiny, tmp_path, lora, **options)

@@ -367,6 +367,7 @@ def test_a_run_resumes_with_its_own_options_only(tiny, tmp_path, capfd):
     assert again.state.global_step == 3
 
 
+@pytest.mark.slow
 def test_a_run_with_a_constant_learning_rate_may_be_made_longer(tiny, tmp_path):
     """Nothing that a longer run has done by then would differ."""
     options = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}

@@ -123,6 +123,7 @@ def test_optimizer_steps_are_epochs_times_minibatches(tiny, tmp_path):
     assert {int(s["step"]) for s in trainer.optimizer.state.values()} == {2 * 3 * 4}
 
 
+@pytest.mark.slow
 def test_the_first_ratio_is_one_also_in_bfloat16(tiny, tmp_path):
     for dtype in (torch.float32, torch.bfloat16):
         model, tokenizer = tiny()
@@ -372,6 +373,7 @@ def test_gradients_are_clipped_and_their_norm_is_logged(tiny, tmp_path):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_is_on_and_changes_nothing(tiny, tmp_path):
     weights = []
     for checkpointing in (False, True):

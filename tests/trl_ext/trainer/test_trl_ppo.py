@@ -384,6 +384,7 @@ def test_basic_training_updates_policy_and_critic(trls_parts, tmp_path, tiny):
     assert not changed(frozen[0], parts.reward) and not changed(frozen[1], reference)
 
 
+@pytest.mark.slow
 def test_peft_training_updates_the_adapter_and_the_critic(trls_parts, tmp_path):
     """TRL's test_peft_training: LoRA weights and the critic learn. Here the base model must also stay as it was."""
     parts = trls_parts
@@ -485,6 +486,7 @@ SCRIPTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "options", "weights"), SCRIPTS)
 def test_trls_example_scripts_run(local_models, monkeypatch, capsys, script, options, weights):
     """Two updates of each script, from its command line to the saved weights and the table of completions."""
