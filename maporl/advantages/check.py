@@ -25,10 +25,7 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         ConfigError: a transform does not exist, or has a wrong option.
     """
     config = run.config.advantage
-    unread = list(refused(lambda: check_columns(config, recorded_columns(run))))
-    yield from unread
-    if unread:
-        return
+    yield from refused(lambda: check_columns(config, recorded_columns(run)))
     transforms = build_transforms(config, f"{run.where}: advantage")
     per_token = any(transform.per_token for transform in transforms)
     yield from _returns_and_baseline(config)

@@ -70,6 +70,7 @@ def test_g_ra_gates_brevity_by_the_label(tmp_path, reward, credits, advantages):
         ({"rules": [{"gate": {"order": ["label", "format"]}}], "sources": {"label": 1, "format": 0}}, "'format' never varies behind 'label'"),
         ({"rules": [{"gate": {"order": ["label", "near"]}}], "sources": {"label": 1, "near": 0}}, "'near' never varies behind 'label'"),
         ({"rules": [{"gate": {"order": ["near", "format"]}}], "sources": {"near": 1, "format": 0}}, "'format' never varies behind 'near'"),
+        ({"rules": [{"gate": {"order": ["f1", "format"]}}], "sources": {"f1": 1, "format": 0}}, "'format' never varies behind 'f1'"),
         ({"rules": [{"gate": {"order": ["label", "label"]}}]}, "'label' never varies behind 'label'"),
         ({"rules": [{"gate": {"order": []}}]}, "expected the names of rewards"),
         ({"rules": [{"gate": {"order": ["label", "brief"]}}]}, "gate reads the reward 'brief', which nothing gives here"),

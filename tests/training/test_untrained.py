@@ -386,6 +386,11 @@ def test_check_says_who_is_credited_for_what(tmp_path, monkeypatch):
     paid = {"reward": {"sources": {"label": 1, "tidy": 0.5}}}
     (line,) = credit_lines(workshop_values(tmp_path, monkeypatch, {"pay": 1.0}, TEAM[:2], **paid))
     assert line.startswith("credit: ann: other words (tidy 0.5), not shared; bob: answers (label 1), horizon")
+    charged = {"reward": {"sources": {"label": 1, "tokens": -0.01}}}
+    assert credit_lines(workshop_values(tmp_path, monkeypatch, {"told": True}, **charged)) == [
+        "credit: ann, cy: other words (tokens -0.01 where it scores), not shared; bob: answers (label 1, tokens -0.01 "
+        "where it scores), horizon discounted_sum, share all"
+    ]
     unlisted = workshop_values(tmp_path, monkeypatch, {"pay": 1.0, "listed": False, "told": True}, TEAM[:2])
     (warning,) = (line for line in check_run(from_dict(unlisted)) if "pays" in line)
     assert (

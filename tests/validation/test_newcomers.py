@@ -845,7 +845,8 @@ def test_the_check_says_what_bonuses_and_fines_are():
     [
         (
             {"reward": {"penalties": {"min_tokens": 50}}},
-            "answers of fewer than 50 tokens are fined, and those of ann, bob have at most 4, so each of them would be",
+            "reward.penalties.min_tokens: answers of fewer than 50 tokens are fined, and those of ann, bob have at most 4, "
+            "so each of them would be",
         ),
         (
             {
@@ -856,7 +857,7 @@ def test_the_check_says_what_bonuses_and_fines_are():
         ),
         (
             {"reward": {"sources": {"brevity": 1.0}, "brevity": {"tokens": 3}, "penalties": {"min_tokens": 3}}},
-            "answers of fewer than 3 tokens are fined, and only shorter ones than 3 earn brevity",
+            "reward.penalties.min_tokens: answers of fewer than 3 tokens are fined, and only shorter ones than 3 earn brevity",
         ),
         (
             {"reward": {"penalties": {}}, "ppo": {**BASE["ppo"], "stop_token": "none"}},
