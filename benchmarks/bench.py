@@ -16,16 +16,16 @@ then 1. Other work on the machine makes every figure doubtful. Linux with two co
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from machine import machine
 
 HERE = Path(__file__).resolve().parents[1]
 SLOWER = 1.05
@@ -61,7 +61,7 @@ build_tiny_tokenizer(TinySection()).save_pretrained(sys.argv[1])
 """
 
 
-class Machine:
+class Inputs:
     """What all measures read: a model, and answers to grade.
 
     Args:
@@ -124,9 +124,9 @@ def follow(commands: list[list[str]], checkout: Path, core: int) -> tuple[list[s
     return printed, used.ru_utime + used.ru_stime
 
 
-def round_of(name: str, machine: Machine, places: list[tuple[str, Path, int]]) -> dict[str, dict[str, float]]:
+def round_of(name: str, inputs: Inputs, places: list[tuple[str, Path, int]]) -> dict[str, dict[str, float]]:
     """Measure each checkout on its core at the same time: the seconds of each ratio by the checkout's name."""
-    with tempfile.TemporaryDirectory(dir=machine.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=inputs.folder) as folder:
         children = {}
         for title, checkout, core in places:
             out = Path(folder, title)
@@ -134,7 +134,7 @@ def round_of(name: str, machine: Machine, places: list[tuple[str, Path, int]]) -
             reading, writing = os.pipe()
             if (child := os.fork()) == 0:  # a process of its own, whose children's processor time is theirs alone
                 try:
-                    result = measured(name, out, *follow(machine.commands(out)[name], checkout, core))
+                    result = measured(name, out, *follow(inputs.commands(out)[name], checkout, core))
                     os.write(writing, json.dumps(result).encode())
                     os._exit(0)
                 except BaseException as error:
@@ -150,13 +150,6 @@ def round_of(name: str, machine: Machine, places: list[tuple[str, Path, int]]) -
         if not all(found.values()):
             raise SystemExit(f"{name}: a measure failed; its message is above")
         return {title: json.loads(text) for title, text in found.items()}
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else platform.processor()
 
 
 def main() -> None:
@@ -177,15 +170,15 @@ def main() -> None:
             base = Path(folder, "base")
             subprocess.run(["git", "worktree", "add", "-q", "--detach", str(base), options.base], cwd=HERE, check=True)
         try:
-            machine = Machine(Path(folder), options.model)
-            print(f"this checkout against {options.base}; {processor()}, {datetime.date.today()}\n")
+            inputs = Inputs(Path(folder), options.model)
+            print(f"this checkout against {options.base}; {machine()}\n")
             print("| | this, s | base, s | ratio | from | to |\n|---|---|---|---|---|---|")
-            for name in options.only or machine.commands(Path(folder)):
+            for name in options.only or inputs.commands(Path(folder)):
                 seconds: dict[str, dict[str, list[float]]] = {}
                 for number in range(2 * options.pairs):
                     order = cores if number % 2 == 0 else cores[::-1]
                     places = [("this", HERE, order[0]), ("base", base, order[1])]
-                    for title, found in round_of(name, machine, places).items():
+                    for title, found in round_of(name, inputs, places).items():
                         for ratio, value in found.items():
                             seconds.setdefault(ratio, {}).setdefault(title, []).append(value)
                 for ratio, both in seconds.items():

@@ -8,10 +8,10 @@ processes of their own, is in the latter.
 """
 
 import argparse
-import datetime
 import os
-import platform
 import time
+
+from machine import machine
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,7 +31,7 @@ def main() -> None:
     from maporl.validation.load import from_dict, load
     from maporl.validation.preflight import check_run
 
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {datetime.date.today()}")
+    print(machine())
     print(f"imports: {time.process_time() - began:.1f} s of the processor")
     taken: list[tuple[float, float, str]] = []
     for name in ("quickstart", *recipe_files()):

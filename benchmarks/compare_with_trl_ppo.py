@@ -16,6 +16,8 @@ import statistics
 import subprocess
 import sys
 
+from machine import machine
+
 WORK = ["--batch", "8", "--prompt-len", "64", "--response-len", "64", "--epochs", "4"]
 
 
@@ -62,6 +64,7 @@ def main() -> None:
             memory[critic].append(here["peak_rss_bytes"])
         print({name: [round(s, 1) for s in values] for name, values in seconds.items()}, file=sys.stderr, flush=True)
     base_seconds, base_memory = statistics.median(seconds["trl"]), statistics.median(memory["trl"])
+    print(f"{machine()}\n")
     print(f"| {options.dtype} | s per update | times as fast | peak GB | of its memory |\n|---|---|---|---|---|")
     for name in seconds:
         label = "TRL 1.12 PPOTrainer" if name == "trl" else f"maporl, critic: {name}"

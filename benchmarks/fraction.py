@@ -12,13 +12,12 @@ The table has medians over the rounds after a first one, which warms up.
 """
 
 import argparse
-import datetime
 import os
 import statistics
 import tempfile
 import time
 
-from bench import processor
+from machine import machine
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
@@ -123,7 +122,7 @@ def main() -> None:
         * PASSES
     )
     tokens = options.batch * options.response_len
-    print(f"{processor()}, {options.threads} threads, {options.dtype}, {datetime.date.today()}\n")
+    print(f"{machine()}; {options.threads} threads, {options.dtype}\n")
     print("| | maporl | bare model | fraction |\n|---|---|---|---|")
     print(
         f"| update, GFLOP/s | {flops / middle['update'] / 1e9:.0f} | {flops / middle['bare'] / 1e9:.0f} | "

@@ -11,10 +11,8 @@ medians, with the machine and the date. A ratio of times above 1 means that ``tr
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -23,6 +21,8 @@ import tempfile
 import time
 from importlib.metadata import version
 from itertools import pairwise
+
+from machine import machine
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
@@ -194,8 +194,8 @@ def main() -> None:
             processor[variant] += found["processor"]
             memory[variant].append(found["peak_bytes"])
             print(f"{variant}: {found}, load {load[-1]:.1f}", file=sys.stderr, flush=True)
-    print(f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores, ", end="")
-    print(f"torch {version('torch')}, transformers {version('transformers')}, trl {version('trl')}; ", end="")
+    print(machine(), end="; ")
+    print(f"trl {version('trl')}; ", end="")
     print(f"load when a process started: {min(load):.1f} to {max(load):.1f}\n")
     first = options.variants[0]
     print(f"| {options.dtype} | s | {first} is faster by | processor s | {first} needs | peak GB | {first} needs |")

@@ -3,8 +3,8 @@
     python benchmarks/page.py [--logs FOLDER] [--only 1 4] [--list]
 
 The page itself says what runs: each command stands in a block of it, below a comment with its estimated minutes. The
-page also says which variables the commands read. A log has the command, what it printed, and how it ended. Later
-commands run even if one fails. The exit status is 1 if one failed.
+page also says which variables the commands read. A log has the machine, the command, what it printed, and how it ended.
+Later commands run even if one fails. The exit status is 1 if one failed.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from machine import machine
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/performance.md"
@@ -37,7 +39,7 @@ def run(command: str, log: Path, folder: Path) -> int:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     begun = time.monotonic()
     with log.open("w") as file:
-        file.write(f"{command}\n\n")
+        file.write(f"{machine()}\n{command}\n\n")
         file.flush()
         ended = subprocess.run(
             ["bash", "-c", command], cwd=folder, env=environment, stdout=file, stderr=file

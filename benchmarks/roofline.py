@@ -11,7 +11,6 @@ bandwidth of memory.
 """
 
 import argparse
-import datetime
 import os
 import statistics
 import time
@@ -21,6 +20,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from machine import machine
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
@@ -127,7 +127,7 @@ def main() -> None:
     }
     config, depth = model.config, model.config.num_hidden_layers
     sizes = [sum(w.numel() for w in layers), head.numel()]
-    print(f"{options.threads} threads of {os.cpu_count()} cores, torch {torch.__version__}, {datetime.date.today()}.")
+    print(f"{machine()}; {options.threads} threads, {options.dtype}")
     print(f"A product of 4096 x 4096: {peak:.0f} GFLOP/s. A copy in memory: {bandwidth:.1f} GB/s read and written.\n")
     print("| | times | products, s | GFLOP/s | attention, s | s in an update |\n|---|---|---|---|---|---|")
     total, trained = 0.0, not options.lora
