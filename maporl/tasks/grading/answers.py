@@ -14,7 +14,8 @@ one:
    right-hand side counts.
 
 What follows ``####`` or ``Answer:`` counts only if it is a number, short mathematics, an option such as ``B) Paris``,
-or a sentence with one number that it neither changes nor denies, so that headings and other prose are passed over. If
+or a sentence that tells one number or formula and neither changes nor denies it, so that headings and other prose are
+passed over. Several forms of one answer, such as "1/2, i.e. 50%", count if they agree. If
 it begins with a number and is something else, as in "5 or six", then the text has no answer, whatever it said before.
 It has none either if it takes the answer back without giving another one.
 
@@ -29,7 +30,7 @@ of these the last :data:`MOST_CANDIDATES` marks. A label of more than :data:`LON
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
 
@@ -37,6 +38,7 @@ from maporl.tasks.grading.expressions import Tree, based, read
 from maporl.tasks.grading.numbers import (
     CURRENCIES,
     LONGEST_ANSWER,
+    is_prose,
     number,
     plain,
     spelled_in_digits,
@@ -90,7 +92,7 @@ _OR_AFTER = re.compile(
 _EMPTY_BOX = re.compile(r"\s*(?:\\[hv]?phantom\s*\{[^{}]*\}\s*|\\(?:quad|qquad|[,;:! ])\s*|~|\$)*")
 _MARK = re.compile(
     r"(?:\bfinal\s+answer\b|\banswer\b|\bans\b|\b(?:option|choice)(?=\s+is\b))[\"'”]?\**(?:['’]s\b|\s*(?:is\b|(?:would|should|must)\s+be\b|=|[:：]))\**\s*[:：=]?\s*"
-    r"(?:(?:therefore|thus|hence|equal\s+to|simply)\b\s*)?(?:(?:\$\$|\\\[)[ \t]*\n\s*)?"
+    r"(?:(?:therefore|thus|hence|equal\s+to|simply)\b\s*)?"
     r"|^(?:#{1,6} |\*\*)(?:final )?answer[:：]?(?:\*\*)?[:：]?[ \t]*\n\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*"
     r"|<answer>\s*",
     re.IGNORECASE | re.MULTILINE,
@@ -102,12 +104,24 @@ _AFTERTHOUGHT = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"(?:,\s*|\s)(?:because|since)\s+\S.*|,\s*(?:as|that is)\s.*|,\s*i\.?\s?e\b.*"
-    r"|,\s*(?:and\s+)?not\s+(?:[A-Z]|[$€£]?\d)[^,;]*$|,\s*(?:al)?though\s.*",
+    r"(?:,\s*|\s)(?:because|since)\s+\S.*|,\s*as\s(?!I\b).*|,\s*(?:and\s+)?not\s+(?:[A-Z]|[$€£]?\d)[^,;]*$|,\s*(?:al)?though\s.*"
+    r"|(?P<remark>(?:,|\s[—–-])?\s+for\s+(?:all|every|any|each|some|integers?|real|positive|\$?[A-Za-z]\s*(?:\\neq?\b|≠|[<>]|\\[gl]eq?\b)).*"
+    r"|(?:,\s*|\s[—–-]\s+)(?:an?|the|who|which|where|with|assuming|exactly)\s.*)",
     re.DOTALL,
 )
+_FORMS = re.compile(  # between two forms of one answer, of which the second one may be rounded
+    r"(?i)\s*(?:[,;]\s*)?(?:(?P<about>(?:\bwhich\s+is\s+|\bor\s+|\bi\.e\.,?\s+)?(?:≈|\\approx\b|\b(?:about|approximately|approx\b\.?|roughly)\s))"
+    r"|(?P<same>(?:\bor,?\s+)?\bequivalently\b,?|\bi\.?\s?e\b\.?,?|(?<=[,;]\s)that\s+is\b,?|\bor\s+in\s+\w+\s+(?:notation|form)\b,?|\bwhich\s+(?:is|equals)\b)|\bor\b|=)\s*"
+)
+_IN_BRACKETS = re.compile(r"\s*\(((?:or|i\.?e|that is|equivalently|about|approximately)\b.*|[≈=].*|\\approx.*)\)$")
+_ENDS_WITH_UNIT = re.compile(r"(?:%|[a-z]\}?(?:\^?[23²³])?)\W*$")
+_ASIDE = re.compile(r"\$[^$=]*\$|\\\([^=]*?\\\)|[$€£]?\d[\d.,%]*[a-z]{0,2}|\b(?:[b-zB-HJ-Z]|positive|two)\b|^[\s,—–-]+")
 _EMPHASIS = re.compile(
     r"(?<![\w*])(\*{1,3}|__)(?=[^\s*])(.+?)(?<=[^\s*])\1(?![\w*])|(?<=[\w$%)])\*\*(?=[\s.,;:!]|$)|</?(?:b|i|u|em|strong)>"
+)
+_OPEN = re.compile(r",|\b(?:one|some|any|most) of\b|\b(?:is|are|was)\b.*\band\b|\b(?:minus|plus|without|say|thought)\b")
+_PREDICATE = re.compile(
+    r"(?is)(?:(?:so|thus|hence|therefore|together|finally),?\s)?(?P<before>[^;:]*(?:\b(?:is|are|was|were|equals|(?:will|would|must)\sbe|falls|facing)\b|['’]s\b))(?:\s+(?:at(?!\s(?:least|most))|that|equal\sto|given\sby))?:?\s+(?P<told>\S.*)"
 )
 _ONE_FORMULA = re.compile(
     r"(?P<before>[^\d$\\]*)(?:\$(?P<number>[^$]+)\$|\\\((?P<formula>.+?)\\\))(?P<after>[^\d$\\]*)"
@@ -131,7 +145,9 @@ _CORRECTED = re.compile(
 )
 _HEADED = re.compile(r"####[ \t]*([^\n#]+)")
 _BEGINS_WITH_NUMBER = re.compile(r"(?!\d+[.):]\s)[-+−–$€£]*\s*\.?\d")  # items of a numbered list do not count
-_UNASSERTED = re.compile(r"\b(?:not|cannot|never|doubt|wrong|incorrect|if|whether)\b|n['’]t\b", re.IGNORECASE)
+_UNASSERTED = re.compile(
+    r"(?i)\b(?:not|none|neither|cannot|never|doubt|wrong|incorrect|false|if|whether|half|twice|double|reciprocal|opposite)\b|n['’]t\b"
+)
 
 _LEFT_ARITHMETIC = re.compile(r"(?:[0-9\s.,$€£%+\-−*/×·÷()]|x(?=\s*[0-9(.])|\\times|\\cdot|\\div)+")
 _OPERATOR_AFTER_NUMBER = re.compile(  # it looks at each run of digits and signs once, from the run's beginning
@@ -391,8 +407,8 @@ def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool |
         return True
     if (said[1] or right[1]) and same_in_order(said[1] or said[0], right[1] or right[0], budget):
         return True  # 1, 234 and 1,234
-    if (decimal := _DECIMAL_COMMA.fullmatch(answer)) and right[0][0] == "number":
-        return right[0][1] == Fraction(f"{decimal[1]}.{decimal[2]}") and right[0][1].denominator != 1
+    if right[0][0] == "number" and right[0][1].denominator != 1 and _DECIMAL_COMMA.search(answer):
+        return number(_DECIMAL_COMMA.sub(".", answer)) == right[0][1]
     return _rounds_to(said[0], truth)
 
 
@@ -428,7 +444,7 @@ def _rounds_to(said: Tree, truth: str) -> bool:
 _NOON = re.compile(r"\d\W*(?:text\s*\{\s*)?[ap]\.?\s?m\b", re.IGNORECASE)
 _AFTERNOON = re.compile(r"\b(1[3-9]|2[0-3])(:\d\d)\b")
 _OR = re.compile(r"\bor\b")
-_DECIMAL_COMMA = re.compile(r"\s*(-?[0-9]+),([0-9]{1,2})\s*")  # as in 3,5 for 3.5
+_DECIMAL_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{1,2}(?![0-9]))")  # as in 3,5 km for 3.5 km
 _WHOLE = re.compile(r"-?[0-9]{1,200}")
 _ANGLE = re.compile(r"°(?![CF])")
 _SENTENCE = re.compile(r"(?:[^\W\d_]{2}|[0-9)}\]$])\$?[.!?]\s+(?=[A-Z$\\])|\n")
@@ -444,6 +460,14 @@ _OPTION = re.compile(
 )
 _OTHER_OPTION = re.compile(
     r"\([A-J]\)|(?<![A-Za-z])[A-H][).](?:\s|$)|\b(?:or|but|not|rather)\s+\(?[A-H]\b(?!['’])|^(?:and|,)\s*\(?[A-H]\b"
+)
+_LETTERS = re.compile(r"(?<![\w'’])(?:[B-J]|A(?=[,;)]|\s(?:is|was|and|n?or|fits|too)\b)|(?<=ption )A)(?![\w'’])")
+_OTHERS = re.compile(  # a sentence about options
+    r"(?i)(?:^|(?<=[.;!]\s))(?:(?:none\sof|neither|both|because|since|as)\s)?(?:the\s)?(?:(?:other|remaining)\s)?(?:(?:option|choice|answer)s?\s)?\(?[A-J]\b(?!['’])(?:[^.;!](?!\b(?:so|hence|it\sis)\b))*[.;!]?"
+)
+_DENYING = re.compile(rf"{_UNASSERTED.pattern}|^(?:because|since|as)\b")
+_AFFIRMED = re.compile(  # what may make another answer right
+    r"(?i)(?<!\bnot\s)(?<!n['’]t\s)\b(?:right|correct|true|yes|best|better|closer|fits?|but|however|rather|instead|actually|wait|answer|unless|except|maybe|perhaps|sorry|otherwise|doubt|if)\b|(?:\bnot|n['’]t)\s+(?:\w+\s+)?(?:wrong|incorrect|false)\b|\?"
 )
 _HEDGED = re.compile(
     r"^\s*[-+*/^=<>?!&|;,]|\?|\b(?:not|no|never|none|neither|nor|cannot|wrong|incorrect|false|untrue|or|but|instead|rather|actually|"
@@ -470,11 +494,25 @@ def option(text: str) -> tuple[str, str] | None:
     match = _OPTION.fullmatch(plain(text).strip("* "))
     if (
         match is None
-        or _OTHER_OPTION.search(match[4])
+        or _OTHER_OPTION.search(told := _without_others(match[4], match[1] or match[2] or match[3]))
         or (match[4][:1] == "-" and match.string[match.start(4) - 1] != " ")
     ):
         return None  # neither "B) or C)" nor the difference (B)-1 is an option
-    return (match[1] or match[2] or match[3]).upper(), trim(match[4])
+    return (match[1] or match[2] or match[3]).upper(), trim(told)
+
+
+def _without_others(text: str, letter: str) -> str:
+    """What follows an option's letter without the sentences that only say that other options are wrong.
+
+    >>> [_without_others(text, "A") for text in ("B and C are false.", "B fits.", "A is false.", "B is not wrong.")]
+    ['', 'B fits.', 'A is false.', 'B is not wrong.']
+    """
+
+    def kept(told: re.Match[str]) -> str:
+        others = letter.upper() not in _LETTERS.findall(told[0]) and _DENYING.search(told[0])
+        return "" if others and not _AFFIRMED.search(told[0]) else told[0]
+
+    return _OTHERS.sub(kept, text).strip()
 
 
 def _same_option(answer: str, truth: str) -> bool | None:
@@ -501,7 +539,8 @@ def is_hedged(text: str) -> bool:
     """  # noqa: E501
     if re.fullmatch(r"-\s*[\d.\\].*", text, re.DOTALL):
         text = text[1:]
-    return _HEDGED.search(_OTHERS_DENIED.sub("", text)) is not None
+    rivals = _LETTERS.search(text) and _AFFIRMED.search(text)
+    return bool(rivals) or _HEDGED.search(_OTHERS_DENIED.sub("", text)) is not None
 
 
 def _written_alike(answer: str, truth: str) -> bool:
@@ -602,25 +641,32 @@ def too_long(truth: str) -> str:
 
 def marked(text: str) -> list[tuple[str, str, int]]:
     """For each of the last marks such as ``Answer:``: the clause before it, its line after it up to the next mark, and
-    where this begins. Several lines with bullets are one list.
+    where this begins. Several lines with bullets or numbers are one list. A formula may stand on lines of its own.
 
     >>> marked("Well, the answer is 5. No, the answer: 6\\nfine"), marked("Answer:\\n- 5\\n- 6")
-    ([(' the ', '5. No, the ', 20), (' the ', '6', 39)], [('', '5, 6', 8)])
+    ([(' the ', '5. No, the', 20), (' the ', '6', 39)], [('', '5, 6', 8)])
     """
     marks = deque(_MARK.finditer(text), MOST_CANDIDATES)
     pairs = []
     for place, mark in enumerate(marks):
         end = marks[place + 1].start() if place + 1 < len(marks) else len(text)
         before = text[max(0, mark.start() - 200) : mark.start()].rsplit("\n", 1)[-1]
-        items = _BULLETS.match(text, mark.end(), end) if text[mark.end() : mark.end() + 1] in ("-", "*", "•") else None
-        line = ", ".join(item[1:].strip() for item in items[0].splitlines()) if items else text[mark.end() : end]
-        line = line.split("\n", 1)[0].split("</answer>", 1)[0]
+        line = text[mark.end() : end].split("</answer>", 1)[0].rstrip()
+        if items := _ITEMS.match(line):
+            line = ", ".join(_ITEM.sub("", item).strip() for item in items[0].splitlines())
+        elif shown := _DISPLAYED.match(line):
+            line = " ".join(shown.groups()).replace("\n", " ").strip()
+        elif mark[0][:1] == "<" and all(map(is_mathematics, line.split("\n"))):
+            line = ", ".join(line.split("\n"))
+        line = line.split("\n", 1)[0]
         line = line[1:].split(line[0], 1)[0] if line[:1] in ("'", '"') else line
         pairs.append((CLAUSES.split(before)[-1], line, mark.end()))
     return pairs
 
 
-_BULLETS = re.compile(r"(?:[-*•][ \t]+[^\n]+(?:\n|$)){2,}")
+_ITEM = re.compile(r"^(?:[-*•]|\d+[.)])[ \t]+")
+_ITEMS = re.compile(r"(?:(?:[-*•]|\d+[.)])[ \t]+[^\n]+(?:\n|$)){2,}")
+_DISPLAYED = re.compile(r"(?s)((?:[^\n]*\b(?:is|are))?):?\s*(\$\$.{1,400}?\$\$|\\\[.{1,400}?\\\])(?=[ .*]*(?:\n|$))")
 
 
 def _asserted(before: str) -> bool:
@@ -644,12 +690,16 @@ def _read_candidate(candidate: str) -> str | None:
     written = candidate
     if len(candidate) <= LONGEST_MATHEMATICS and re.search(r"\*|__|</", candidate):
         written = _EMPHASIS.sub(r"\2", candidate)
-    written = trim(_AFTERTHOUGHT.sub("", trim(written)))
+    written = trim(_AFTERTHOUGHT.sub("", _IN_BRACKETS.sub(r", \1", trim(written))))
     answer = right_hand_side(written)
+    if _ENDS_WITH_UNIT.search(written) and (told := _one_of_its_forms(written)):
+        return told
     if number(answer) is not None or ("=" not in answer and is_mathematics(answer)) or option(answer):
         return written
     if "=" in written and is_equations(written):
         return written
+    if (told := _one_of_its_forms(written)) is not None:
+        return told
     shorter = _without_reason(written)
     if shorter != written:
         return _read_candidate(shorter)
@@ -666,16 +716,56 @@ def _without_reason(text: str) -> str:
     reason = _REASON.search(text)
     if reason is None:
         return text
-    head, shown = trim(text[: reason.start()]), re.findall(r"=\s*([^=,;]+)", reason[0])
+    head, shown = trim(text[: reason.start()]), re.findall(r"(?<![A-Za-z] )=\s*([^=,;]+)", reason[0])
+    remark, told = reason["remark"], reason[0]
+    if (remark or _LETTERS.search(told)) and _AFFIRMED.search(told):
+        return text
+    if remark and (" and " in told or _RIVAL.search(told) or not surrounds(_ASIDE.sub(" ", told), False)):
+        return text
     value = in_a_sentence(head) or right_hand_side(head)
-    return head if not shown or any(same_answer(right_hand_side(trim(one)), value) for one in shown) else text
+    differs = [same_answer(right_hand_side(trim(one)), value) is False for one in shown]
+    return text if differs and all(differs) else head
+
+
+def _one_of_its_forms(text: str) -> str | None:
+    r"""The first form of an answer that is told in two forms, "" if the two differ, and None if it has one form.
+
+    Words may be one of the two, such as "all x of at least 2". They may have the numbers of the formula only.
+
+    >>> [_one_of_its_forms(text) for text in ("1/2, i.e. 50%", "1/2, i.e. 60%", r"16\pi ≈ 50.27", r"16\pi ≈ 53", "1/2", "2 or 3")]
+    ['1/2', '', '16\\pi', '', None, None]
+    >>> _one_of_its_forms("all x of at least 2, i.e. [2, ∞)"), _one_of_its_forms("not 2, i.e. [2, ∞)"), _one_of_its_forms("5, which is odd")
+    ('[2, ∞)', '', '5')
+    """  # noqa: E501
+    if len(text) > LONGEST_MATHEMATICS:
+        return None
+    if text.count("$") % 2 == 0 and ("\\" in text or text.count("$") > 2):
+        text = text.replace("$", "")
+    joint = min(
+        _FORMS.finditer(text), key=lambda joint: (joint["same"] is joint["about"], "=" in joint[0]), default=None
+    )
+    if joint is None:
+        return None
+    first, second = trim(text[: joint.start()]), trim(text[joint.end() :])
+    head, other = reading(right_hand_side(first)), reading(right_hand_side(second))
+    told = first if head else second
+    if head and other:
+        about = joint["about"] and unit_ratio(second, first) == 1
+        about = about and same(("relation", ("≈",), head[0], other[0]), head[0])
+        alike = about or same_answer(right_hand_side(second), right_hand_side(first))
+    elif not joint["same"] or not (head or other):
+        return None
+    else:
+        alike = set(re.findall(r"\d+", first)) <= set(re.findall(r"\d+", told))
+        alike = alike and not _UNASSERTED.search(text) and not _AFFIRMED.search(text)
+    return told if alike else None if joint[0].strip(" ,;").lower() == "or" else ""
 
 
 def in_a_sentence(text: str) -> str | None:
     r"""The number of a sentence that has one and neither changes nor denies it, with its unit; else None.
 
     >>> in_a_sentence("She makes $18 every day."), in_a_sentence("There are seven eggs left"), in_a_sentence("It grew by 5 cm")
-    ('$18', '7', '5 cm')
+    ('$18', 'seven eggs left', '5 cm')
     >>> [in_a_sentence(f"She {rest}") for rest in ("does not make 18", "makes less than 18", "makes 18 or 19", "makes 18?")]
     [None, None, None, None]
     """  # noqa: E501
@@ -687,6 +777,9 @@ def in_a_sentence(text: str) -> str | None:
         alone = number(match["number"]) is not None and surrounds(beside[0], True) and surrounds(beside[1], False)
         return match["number"] if alone else None
     text = _without_reason(text)
+    says = _PREDICATE.fullmatch(text)
+    if says is not None and _introduces(says["before"]) and (whole := _read_candidate(says["told"])):
+        return whole
     match = _ONE_FORMULA.fullmatch(text) or _ONE_NUMBER.fullmatch(plain(spelled_in_digits(text)))
     if match is None or not surrounds(match["before"], True) or not surrounds(match["after"], False):
         return None
@@ -698,6 +791,12 @@ def in_a_sentence(text: str) -> str | None:
     return told if number(told) is not None else None
 
 
+def _introduces(before: str) -> bool:
+    """Whether a clause such as "The 10th term" says what an answer is, and does not change it."""
+    before = _ASIDE.sub(" ", before)
+    return is_prose(before) and not _OPEN.search(before) and not _UNASSERTED.search(before)
+
+
 def _corrected(text: str, end: int, answer: str) -> str | None:
     """What ``text`` says instead if it takes back the answer that ends at ``end``, "" if nothing; None if it stands."""
     taken_back = _TAKEN_BACK.search(text, end, end + 1000)
@@ -705,6 +804,51 @@ def _corrected(text: str, end: int, answer: str) -> str | None:
         return None
     told = _CORRECTED.findall(text, taken_back.start(), end + 1000) or [""]
     return None if told[-1] and same_answer(told[-1], right_hand_side(answer)) else told[-1]
+
+
+def answer_in_words(text: str, truth: str) -> str | None:
+    """What ``text`` marks as its answer, as it reads where ``truth`` is words, or None if it marks none.
+
+    >>> [answer_in_words(f"Answer: {told}", "Emma") for told in ("Emma", "It is **Emma**.", "Emma, who won", "Emma has it.")]
+    ['Emma', 'Emma', 'Emma', 'Emma']
+    >>> [answer_in_words(f"Answer: {told}", "Emma") for told in ("Emma or Ann", "not Emma", "Emma. No, Ann.", "Emma lost to Ann")]
+    ['Emma or Ann', 'not Emma', '', 'Emma lost to Ann']
+    """  # noqa: E501
+    text = spoken(text)[-LONGEST_TEXT:]
+    lines = [(head[1], head.start(1)) for head in _HEADED.finditer(text)]
+    lines = lines or [(line, start) for before, line, start in marked(text) if _asserted(before)]
+    if not lines:
+        return None
+    line, start = lines[-1]
+    readings = list(_readings_in_words(line.strip()))
+    told = next((told for told in readings if same_answer(told, truth)), readings[0])
+    return told if _corrected(text, start + len(told), "") is None else ""
+
+
+def _readings_in_words(line: str) -> Iterator[str]:
+    """What a line may tell in words: itself, without a remark, what it says of its subject, and its subject."""
+    yield trim(line)
+    if len(line) > LONGEST_MATHEMATICS:
+        return
+    whole = trim(_EMPHASIS.sub(r"\2", line))
+    yield whole
+    if verdict := _VERDICT.fullmatch(whole):
+        denied = verdict[1].lower() in ("yes", "true") and _UNASSERTED.search(verdict[2])
+        if not denied and not _AFFIRMED.search(verdict[2]):
+            yield verdict[1]
+        return
+    head = trim(_without_reason(trim(_AFTERTHOUGHT.sub("", trim(_first_sentence(whole))))))
+    says, subject = _PREDICATE.fullmatch(head), _SUBJECT.fullmatch(head)
+    yield head
+    yield _ARTICLE.sub("", says["told"] if says and _introduces(says["before"]) else head)
+    if subject and not (_HEDGED.search(subject[2]) or _RIVAL.search(subject[2])):
+        yield subject[1]
+
+
+_ARTICLE = re.compile(r"(?:on |in )?(?:an? |the )?", re.IGNORECASE)
+_VERDICT = re.compile(r"(yes|no|true|false)\b\s*[,.;:!—–(-]\s*(.*)", re.IGNORECASE | re.DOTALL)
+_SUBJECT = re.compile(r"(.{1,40}?)\s+(?:is|was|has|had|won|wins|will|does|did|gets|got|comes)\s+(.*)", re.DOTALL)
+_RIVAL = re.compile(r"(?<!\bof )\b[A-Z][a-z]|\b(?:than|first|second|third|last|less|more|before|after)\b")
 
 
 def is_equations(text: str) -> bool:
@@ -717,7 +861,7 @@ def is_equations(text: str) -> bool:
     if tree is None:
         return False
     if tree[0][0] == "relation":
-        return tree[0][1] == ("=",) and re.search(r"(?<![A-Za-z\\])[A-Za-z]", plain(text)) is not None
+        return set(tree[0][1]) == {"="} and any(real_value(side) is None for side in tree[0][2:])
     return tree[0][0] == "list" and all(part[0] == "relation" for part in tree[0][1:])
 
 
@@ -740,5 +884,5 @@ def right_hand_side(text: str, variable: bool = True) -> str:
 def _first_sentence(text: str) -> str:
     """``text`` up to the end of its first sentence, which a full stop inside a number does not end."""
     # after the letter of an option the whole text counts: what follows may be the option's own, or take it back
-    first = re.split(r"(?<=[^\s.])(?<!\bRs)[.!](?=[\s*_]|$)", text, maxsplit=1)[0]
+    first = re.split(r"(?<=[^\s.])(?<!\bRs)(?<!i\.e)(?<!\bapprox)[.!](?=[\s*_]|$)(?!\s*=)", text, maxsplit=1)[0]
     return text if first != text and _LETTER.fullmatch(plain(first).strip("* ")) else first

@@ -10,6 +10,7 @@ from typing import Any
 
 from maporl.tasks.grading.answers import (
     LONGEST_LABEL,
+    answer_in_words,
     canonical,
     option,
     reading,
@@ -19,18 +20,12 @@ from maporl.tasks.grading.answers import (
     written_answer,
 )
 from maporl.tasks.grading.numbers import plain
-from maporl.tasks.grading.spans import find_span
 from maporl.tasks.grading.values import Budget, real_value
 from maporl.types import Grade
 
 MOST_LISTED = 32
 """The most answers of a question that has several. OlympiadBench has up to 16."""
 _BOXED = re.compile(r"\\(?:boxed|fbox|framebox|bbox)(?![A-Za-z])")
-_LEAD = re.compile(
-    r"(?:(?:so|thus|hence),? )?(?:it|that|this|the (?:final |correct )?answer) (?:is|was|will be|would be|must be) "
-    r"(?:on |in )?(?:an? |the )?",
-    re.IGNORECASE,
-)
 
 
 def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None) -> Grade:
@@ -60,10 +55,9 @@ def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None
     if several and len(_listed(truth)) > MOST_LISTED:
         return Grade(None, None, f"the label lists more than {MOST_LISTED} answers")
     answer = written_answer(text)
-    if reading(truth) is None and option(truth) is None and not _BOXED.search(text):
-        span = find_span(text)  # words are not passed over where the label is words
-        if span is not None and (answer is None or not same_answer(answer, truth)):
-            answer = span if same_answer(span, truth) else _LEAD.sub("", span)
+    in_words = reading(truth) is None and option(truth) is None and not _BOXED.search(text)
+    if in_words and (answer is None or not same_answer(answer, truth)):
+        answer = answer_in_words(text, truth) or answer  # words are not passed over where the label is words
     if answer is None:
         return Grade(None, False, "no final answer in the asked form")
     correct = _same_set(answer, truth) if several else False

@@ -27,7 +27,7 @@ DEEPEST = 40
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]+|\.(?=\\overline))?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?)"
     r"|(?P<command>\\(?:[A-Za-z]+\*?|[{}|\\]))|(?P<word>[A-Za-z]+)"
-    r"|(?P<sign><=|>=|!=|==|\*\*|[-+*/^_!=<>(){}\[\]|,;:&'%°√π∞≤≥≠±∓×·÷∪∩∈∖θαβγδλμσφω∅ℝ≡]))"
+    r"|(?P<sign><=|>=|!=|==|\*\*|[-+*/^_!=<>(){}\[\]|,;:&'%°√π∞≤≥≠≈±∓×·÷∪∩∈∖θαβγδλμσφω∅ℝ≡]))"
 )
 _SAME = {
     "\\cdot": "*", "\\times": "*", "×": "*", "·": "*", "\\ast": "*", "\\div": "/", "÷": "/", "**": "^",
@@ -54,16 +54,8 @@ _FUNCTIONS = frozenset(
         "lcm max min abs"
     )
 )
-_CLEAR = {
-    "asin": "arcsin",
-    "acos": "arccos",
-    "atan": "arctan",
-    "pi": "π",
-    "infinity": "∞",
-    "infty": "∞",
-    "inf": "∞",
-    "oo": "∞",
-}
+_CLEAR = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "pi": "π"}
+_CLEAR |= dict.fromkeys(str.split("infinity infty inf oo"), "∞")
 _INVERTIBLE = frozenset(str.split("sin cos tan cot sec csc"))
 _ACCENTS = frozenset(
     "\\" + name
@@ -82,16 +74,12 @@ _BASED = re.compile(
     r"\s*(?:_\s*(?:\{\s*\(?\s*(?:base[- ]?)?\s*([0-9]{1,2}|[a-z]+)\s*\)?\s*\}|([0-9]{1,2}))"
     r"|,?\s*\(?\s*(?:in )?\s*base[- ]?\s*([0-9]{1,2}|[a-z]+)\s*\)?)"
 )
-_BASES = dict(
-    zip(
-        str.split("two three four five six seven eight nine ten eleven twelve sixteen"),
-        [*range(2, 13), 16],
-        strict=True,
-    )
-)
+_BASES = {name: n for n, name in enumerate(str.split("two three four five six seven eight nine ten eleven twelve"), 2)}
+_BASES["sixteen"] = 16
 _AND = re.compile(r"\s*(?:[,;]\s*)?(?:(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|&)\s*")
 _BOTH = re.compile(r"^(?:either|both)(?![A-Za-z])")
 _MODULO = re.compile(r"\(?\s*(?:\\[pb]?mod|(?<![A-Za-z\\])mod(?:ulo)?)(?![A-Za-z])\s*\{?\s*([0-9]+|[a-z])\s*\}?\s*\)?$")
+_RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9]+$)")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*(?:\^|\*\*|[⁰¹²³⁴-⁹⁻]))")
 _RAISED = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _LOWERED = dict(zip(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"), "0123456789-", strict=True))
@@ -162,7 +150,7 @@ class _Reader:
     def __init__(self, text: str, thousands: bool) -> None:
         text = _ALIGNED.sub("", text) if "\\begin" in text else _AND.sub(", ", _BOTH.sub("", text))
         text = re.sub(r"\\mathbb\s*(?:R(?![A-Za-z])|\{\s*R\s*\})", "ℝ", text)
-        text = _MODULO.sub(r"\\pmod \1", text)
+        text = _MODULO.sub(r"\\pmod \1", _RATIO.sub(":", text))
         text = _TIMES_TEN.sub("*", _CURRENCY.sub("", text))
         if not text.isascii():
             text = _RAISED.sub(lambda match: "^{" + match[0].translate(_LOWERED) + "}", text)

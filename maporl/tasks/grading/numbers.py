@@ -29,13 +29,8 @@ _SMALL = _words(
 )
 _TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
 _VALUES = {word: value for value, word in enumerate(_SMALL)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
-_PARTS = dict(
-    zip(
-        _words("half halve third fourth quarter fifth sixth seventh eighth ninth tenth"),
-        (2, 2, 3, 4, *range(4, 11)),
-        strict=True,
-    )
-)
+_PARTS = {"half": 2, "halve": 2, "third": 3, "fourth": 4}
+_PARTS |= {word: n for n, word in enumerate(_words("quarter fifth sixth seventh eighth ninth tenth"), 4)}
 _UNDER_100 = rf"(?:(?:{'|'.join(_TENS)})(?:[- ](?:{'|'.join(_SMALL[1:10])}))?|{'|'.join(reversed(_SMALL))})"
 _UNDER_1000 = rf"(?:(?:{'|'.join(_SMALL[1:])})[- ]hundred(?:(?: and)? {_UNDER_100})?|{_UNDER_100})"
 _SPELLED = re.compile(  # as in "two hundred and five thousand", "two thirds" and "two and one half"
@@ -131,8 +126,9 @@ def trim(text: str) -> str:
     """
     text = text.strip().strip("*_`").strip()
     for opening, closing in _PAIRS if text[:1] in _OPENINGS else ():
-        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
-            text = text[len(opening) : -len(closing)].strip()
+        inside = text[len(opening) : -len(closing)] if text.startswith(opening) else ""
+        if inside and text.endswith(closing) and closing not in inside:
+            text = inside.strip()
     while text.endswith(_BLANKS_AT_THE_END):  # their comma is not punctuation
         text = text[: text.rindex("\\")].rstrip()
     one_stop = text.endswith(".") and not text.endswith("..")
@@ -143,15 +139,7 @@ def trim(text: str) -> str:
 _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | dict.fromkeys(
     map(ord, "\u2009\u202f\u00a0\u3000"), " "
 )
-_WIDE |= {
-    ord("−"): "-",
-    ord("、"): ",",
-    ord("。"): ".",
-    ord("⁄"): "/",
-    ord("º"): "°",
-    ord("∕"): "/",
-    ord("¢"): " cents",
-}
+_WIDE |= dict(zip(map(ord, "−、。⁄º∕¢∠"), ("-", ",", ".", "/", "°", "/", " cents", "\\angle "), strict=True))
 _ODD_DIGIT = re.compile(r"(?![0-9])\d")
 _WIDE |= {
     code: " {}/{}".format(*Fraction(unicodedata.numeric(chr(code))).limit_denominator(10).as_integer_ratio())
@@ -248,15 +236,7 @@ def _without_typesetting(text: str) -> str:
     text = re.sub(r"\{([^{}\\]{1,30})\\choose(?![A-Za-z])([^{}\\]{1,30})\}", r"\\binom{\1}{\2}", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"(\\frac)\s*([0-9])\s*([0-9])(?![0-9])", r"\1{\2}{\3}", text)
-    for written, meant in (
-        (r"\%", "%"),
-        (r"\$", "$"),
-        (r"\pounds", "£"),
-        (r"\euro", "€"),
-        (r"\&", "&"),
-        (r"\#", "#"),
-        (r"\colon", ":"),
-    ):
+    for written, meant in zip(_words(r"\% \$ \pounds \euro \& \# \colon"), "%$£€&#:", strict=True):
         text = text.replace(written, meant)
     return text.strip()
 
@@ -355,7 +335,7 @@ def surrounds(words: str, before: bool) -> bool:
     >>> surrounds("eggs a day", False), surrounds("or so", False)
     (True, False)
     """
-    if not _WORDS_BESIDE.fullmatch(words) or _CHANGES.search(words):
+    if not is_prose(words):
         return False
     kept = [word.lower() for word in re.findall(r"[^\W\d_]+", words) if word.lower() not in _KEEP]
     if before:
@@ -363,11 +343,16 @@ def surrounds(words: str, before: bool) -> bool:
     return not any(_NO_UNIT.fullmatch(word) or (len(word) < 3 and word not in _SHORT_UNITS) for word in kept)
 
 
-_WORDS_BESIDE = re.compile(r"(?:[^\W\d_]|[\s,:≈]|(?<=\w)[-'’.](?=\w))*")
+def is_prose(words: str) -> bool:
+    """Whether ``words`` are words alone, and none of them leaves open what they are about."""
+    return _WORDS_BESIDE.fullmatch(words) is not None and _CHANGES.search(words) is None
+
+
+_WORDS_BESIDE = re.compile(r"(?:[^\W\d_]|[\s,:≈]|(?<=\w)[-'’.](?=\w)|(?<=s)['’](?=\s))*")
 _CHANGES = re.compile(
     r"\b(?:no|or|if|none|could|might|doubt|guess|suppose|unsure|double|triple|adding|subtracting|multiplying|dividing"
-    r"|question|problem|step"
-    r"|at (?:least|most)|up to|far from|out of|each of)\b|\b(?:from|over|beyond|nor)\s*$"
+    r"|question|problem|step|mistake|bound|said|complement|reciprocal|opposite|at (?:least|most)"
+    r"|up to|far from|out of|each of)\b|\b(?:from|over|beyond|nor|before|after|until|almost|nearly)\s*$"
     r"|n['’]t\b|(?:^|\s)(?![aAI]\b)[A-Za-z]\s*$",
     re.IGNORECASE,
 )

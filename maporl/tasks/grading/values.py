@@ -161,11 +161,12 @@ def _same(a: Tree, b: Tree, budget: Budget) -> bool:
         return _same(a[2] if a[0] == "congruent" else a, b[2] if b[0] == "congruent" else b, budget)
     if "≈" in (_sign(a), _sign(b)):
         return any(_same(x, y, budget) for x in _approximated(a, budget) for y in _approximated(b, budget))
+    a, b = _shortened(a, budget), _shortened(b, budget)
     if a[0] == b[0] == "relation":
         return _same_relation(a, b, budget)
     if "relation" in (a[0], b[0]):
         relation, other = (a, b) if a[0] == "relation" else (b, a)
-        told = _told(relation, budget)
+        told: Tree | None = relation[3] if relation is a and _tells_a_quantity(relation) else _told(relation, budget)
         told = _region(relation) if told is None else told
         return told is not None and _same(*((told, other) if relation is a else (other, told)), budget)
     if (told := _pairs(a, b)) is not None:
@@ -285,12 +286,28 @@ def _told(relation: Tree, budget: Budget) -> Tree | None:
         return None
     if len(sides) == 2 and _is_name(sides[1]) and not _is_name(sides[0]):
         return sides[0]
-    first, *others = sides
-    if len(others) > 1 and not all(_same(other, others[-1], budget) for other in others[:-1]):
-        return None
-    if _is_name(first) or _is_area(first) or _same(first, others[-1], budget):
-        return others[-1]
+    if len(sides) == 2 and (_is_name(sides[0]) or _is_area(sides[0]) or _same(*sides, budget)):
+        return sides[1]
     return None
+
+
+def _shortened(tree: Tree, budget: Budget) -> Tree:
+    """A chain of equations whose later sides are all the same, such as x + y = 4 + 1 = 5 or A = πr^2 = 9π, as one."""
+    if tree[0] != "relation" or len(tree[1]) == 1 or set(tree[1]) != {"="}:
+        return tree
+    named = tree[3:-1] if _letters(tree[-1]) else [side for side in tree[3:-1] if not _letters(side)]
+    alike = all(_same(side, tree[-1], budget) for side in named)
+    return ("relation", ("=",), tree[2], tree[-1]) if alike else tree
+
+
+def _tells_a_quantity(relation: Tree) -> bool:
+    """Whether an equation tells what a sum such as m + n is, a length or a sine. For x, y and z it is to be solved."""
+    asked, value = relation[2:4]
+    if relation[1] != ("=",) or real_value(value) is None or {"x", "y", "z"} & _letters(asked):
+        return False
+    if asked[0] == "add":
+        return len(_letters(asked)) > 1 and all(map(_letters, asked[1:])) and not _holds(asked, "pow")
+    return asked[:2] == ("call", "abs") or asked[1] in _NAMES
 
 
 def _is_area(tree: Tree) -> bool:
