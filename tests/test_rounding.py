@@ -159,6 +159,8 @@ def test_groups_of_equals_are_counted_as_such():
     said = [Utterance(0, "a", "a", 0, 0, [], "", rewards={"credit": credit}) for credit in (ONE, OTHER)]
     talks = [Dialogue(Example("e", "q", "a"), [u], prompt=7, rollout=n) for n, u in enumerate(said)]
     assert with_reward_variance(talks) == set(), "so that dynamic sampling replaces the question"
+    said[0].rewards["credit"] = ONE + 0.5
+    assert with_reward_variance(talks) == {7}
 
 
 def test_rules_with_a_threshold_do_not_see_the_last_bit():

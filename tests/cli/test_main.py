@@ -207,6 +207,18 @@ def test_lora_agents_of_one_folder_share_a_base_and_train(tiny, written, tmp_pat
     assert (tmp_path / "run/final/bob/adapter_model.safetensors").exists()
 
 
+@pytest.mark.slow
+def test_a_check_imports_nothing_that_only_training_needs(written):
+    """Half a second of it: the data sets of Hugging Face, which transformers' trainer imports."""
+    code = (
+        "import sys\nfrom maporl.cli.main import app\n"
+        f"app(['check', {str(written())!r}], standalone_mode=False)\n"
+        "print(sorted({'datasets', 'pandas', 'transformers.trainer', 'deepspeed'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
+
+
 def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_identical(written, tmp_path):
     training = {**TINY["training"], "save_steps": 2}
     whole = maporl("train", written("whole", updates=6, training=training), "-q")

@@ -61,6 +61,7 @@ WRONG = {
         ("2:3", "3:2"), ("0.56 = 57\\%", "0.56 = 56\\%"), ("N/2", "n/2"), (r"\log_3 2", r"\log_2 3"), ("2+3i", "2-3i"), ("f(x)=3x", "f(x)=2x"),
         (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"), ("y=2x-1", "2x-y+1=0"), ("Evelin", "Evelyn"),
         (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"), ("CABD", r"\text{CBAD}"), ("8:35 p.m.", "8:34 p.m."),
+        (r"\begin{vmatrix}2&4\\6&8\end{vmatrix}", r"2\begin{vmatrix}1&2\\3&4\end{vmatrix}"), (r"2x\approx 10", "10"),
     ],
     "units": [
         ("80 cents", "80 dollars"), (r"\$80", "80 cents"), ("5 cm", "5 m"), (r"5\text{ cm}", r"5\text{ inches}"), ("20 apples", "20 miles"),
@@ -98,7 +99,7 @@ RIGHT = {
         (r"101_{\text{two}}", "101_2"), ("(101)_2", "101_2"), ("A5_{11}", r"\text{A5}_{11}"), ("11_{10}", "11"), (r"\pi", "3.1416"), (r"\sqrt{2}", "1.41421"),
         ("8.24", r"\approx 8.24 \text{ mph}"), (r"2\sqrt{17}", r"\approx 8.25"), (r"2\sqrt{17}\approx 8.246", r"2\sqrt{17}"), ("0.1+0.2", "0.3"), ("6÷2", "3"),
         (r"0.\overline{3}", r"\frac13"), (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt6}"), (r"\sqrt{5+2\sqrt6}-\sqrt2-\sqrt3", "0"), ("2.5e3", "2500"), (r"\sqrt{x}\sqrt{y}", r"\sqrt{xy}"), ("four", r"\mbox{four}"), ("4", r"\mbox{four}"), ("1+-2", "-1"), ("3.83 x 10^35", r"3.83 \times 10^{35}"), ("3.83 × 10³⁵", r"3.83 \times 10^{35}"), ("x²", "x^2"),
-        (r"\frac{10!}{7!3!}", r"\binom{10}{3}"), (r"\binom{10}{3}", "120"), (r"{10 \choose 3}", "120"), (r"x^{\frac12}", r"\sqrt{x}"), (r"\sin^2x+\cos^2x", "1"),
+        (r"\frac{10!}{7!3!}", r"\binom{10}{3}"), (r"\binom{10}{3}", "120"), (r"\tbinom{10}{3}", "120"), (r"{10 \choose 3}", "120"), (r"x^{\frac12}", r"\sqrt{x}"), (r"\sin^2x+\cos^2x", "1"),
         (r"\ln(x^2)", r"2\ln x"), (r"\frac{\ln 3}{\ln 2}", r"\log_2 3"), ("i^2", "-1"), (r"e^{i\pi}", "-1"), (r"\lfloor 3.7\rfloor", "3"), ("1.0", "1"),
     ],
     "layout": [

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer
 
 from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
@@ -32,6 +31,8 @@ def build_optimizer(groups: list[dict], args: Any, kind: type[Holder]) -> torch.
             f"optim: {args.optim.value!r} keeps a state that {kind.__name__} cannot shard; expected adamw_torch or "
             "adamw_torch_fused, or start without DeepSpeed and FSDP"
         )
+    from transformers import Trainer  # it imports datasets, which takes half a second
+
     optimizer, options = Trainer.get_optimizer_cls_and_kwargs(args)
     return optimizer(groups, **(options | {"weight_decay": args.weight_decay}))
 
@@ -45,6 +46,8 @@ def decayed(groups: list[dict], models: Iterable[nn.Module], weight_decay: float
     """
     if not weight_decay:
         return groups
+    from transformers import Trainer
+
     shrunk: set[int] = set()
     for model in models:
         names = {*Trainer.get_decay_parameter_names(None, model)}  # type: ignore[arg-type]  # it reads nothing of itself

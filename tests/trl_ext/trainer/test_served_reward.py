@@ -101,6 +101,7 @@ def test_the_environment_may_name_the_servers(labels, monkeypatch):
     ({"urls": "http://127.0.0.1:1", "timeout": 0}, r"ServedReward: timeout: "),
     ({"urls": "http://127.0.0.1:1", "timout": 3}, r"ServedReward: unknown key 'timout'; did you mean 'timeout'"),
     ({"urls": "http://127.0.0.1:1", "on_failure": "label"}, r"on_failure: label and learn_every need a team's task"),
+    ({"urls": "http://127.0.0.1:1", "learn_every": 2}, r"on_failure: label and learn_every need a team's task"),
     ({"urls": "http://127.0.0.1:1", "api": "vllm"}, r"ServedReward: .*api: vllm needs 'model' too"),
 ])  # fmt: skip
 def test_options_that_cannot_work_are_refused_in_one_line(options, message, monkeypatch):
