@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from maporl.backends.engine_pool import EnginePool
-from maporl.backends.remote_engine import RemoteEngine
+from maporl.backends.remote import RemoteEngine
 from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
 from maporl.config.schema import TinySection

@@ -19,9 +19,7 @@ from maporl.backends.member import Member
 from maporl.backends.places import SCORING, Part, place_faults, plan_of
 from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
 from maporl.backends.ray_places import Places
-from maporl.backends.remote_engine import RemoteEngine
-from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
-from maporl.backends.remote_weights import RemotePast, RemoteUntrained
+from maporl.backends.remote import RemoteEngine, RemoteLearner, RemoteLearning, RemotePast, RemoteUntrained
 from maporl.backends.spec import GroupSpec, without_devices
 from maporl.backends.starting import build, reads_hub, teller
 from maporl.backends.turns import Turns

@@ -24,7 +24,7 @@ from tiny_run import config_of, end_of
 
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
-from maporl.backends.remote_learning import RemoteLearning
+from maporl.backends.remote import RemoteLearning
 from maporl.backends.turns import Turns
 from maporl.backends.verifier_pool import VerifierPool
 from maporl.config.cluster import FailuresSection

@@ -1,28 +1,77 @@
-"""What the trainer's loop asks of learners that are in groups: the verbs of
-:class:`trl_ext.learning.learners.Learning`.
+"""What the trainer asks in place of models of its own: engines, learners and weights of other times, in groups.
 
 Advantages are computed here, from the numbers that come back, by the code of every other run.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
+from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.messages import Assigned, Samples, dealt, numbers_of, put_numbers
+from maporl.rollout.restate import UntrainedWeights
+from maporl.schedules import OpponentPool
+from maporl.team.agents import Policy
+from maporl.team.past_policies import PastPolicies, past_name
+from maporl.team.team import Team
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.learning.checkpoint import SavingLost
 from trl_ext.learning.critics import Critic
 from trl_ext.learning.metrics import Metrics
 from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
 from trl_ext.process.waits import Threads, result
+from trl_ext.sampling.engine import TokenEngine
+from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
+
+
+class RemoteEngine(TokenEngine):
+    """Samples from policies that are in groups.
+
+    Args:
+        pools: the processes that sample from each policy.
+        send: sends the present weights of a policy to the processes that sample from it, as those of a version.
+        continuous: whether a dialogue goes on before others have their answers (``cluster.batching``).
+        between: whether weights change between the answers of a dialogue (``cluster.on_update``).
+    """
+
+    remote = True
+
+    def __init__(
+        self, pools: Mapping[str, EnginePool], send: Callable[[str, int], None], continuous: bool, between: bool
+    ):
+        self.pools, self.send, self.continuous, self.between = pools, send, continuous, between
+
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled]]:
+        """Begin to sample one completion for each request.
+
+        Raises:
+            GroupFailed: processes died too often.
+        """
+        futures: dict[int, Future[Sampled]] = {}
+        for pool in dict.fromkeys(self.pools.values()):
+            numbers = [number for number, request in enumerate(requests) if self.pools[request.policy] is pool]
+            futures |= zip(numbers, pool.ask([requests[number] for number in numbers]), strict=True)
+        return [futures[number] for number in range(len(requests))]
+
+    def sync(self, policy: str, version: int) -> None:
+        """Send the present weights of ``policy`` to the processes that sample from it."""
+        self.send(policy, version)
+
+    def release(self) -> None:
+        """Drop the KV caches of all processes."""
+        for pool in dict.fromkeys(self.pools.values()):
+            pool.release()
+
 
 Result = TypeVar("Result")
 
@@ -207,3 +256,82 @@ class RemoteLearning:
     def on_all(self, work: Callable[[LearnerGroup], Result]) -> list[Result]:
         """Return ``work(group)`` for every group. All groups work at the same time."""
         return [result(call) for call in [self._threads.submit(work, group) for group in self.groups]]
+
+
+class Groups(Protocol):
+    """The groups of a run: :class:`maporl.RayBackend`."""
+
+    def give(self, policy: str, weights: Any) -> None:
+        """Let a policy speak with ``weights``, a handle, from now on."""
+        ...
+
+    def last_sent(self, policy: str) -> Any:
+        """Return a handle of the weights that a trained policy has sent last."""
+        ...
+
+    def group_of(self, policy: str) -> LearnerGroup:
+        """Return the group that trains a policy."""
+        ...
+
+    def ask_untrained(self, method: str, policy: str, *arguments: Any) -> Any:
+        """Call a method of :class:`maporl.rollout.restate.UntrainedWeights` in the group of a policy."""
+        ...
+
+
+class RemotePast(PastPolicies):
+    """Past opponents. A snapshot is a handle of weights that were sent, and never comes to this process.
+
+    Args:
+        section: which agent has past opponents, and how often.
+        team: the team, which gets the frozen policy.
+        seed: the seed that chooses the updates and the snapshots.
+        groups: the groups, which hold the weights.
+    """
+
+    def __init__(self, section: OpponentPool, team: Team, seed: int, groups: Groups):
+        self.groups = groups
+        super().__init__(section, team, seed)
+
+    def _frozen(self) -> Policy:
+        """Return the frozen policy with the text side alone. The engines of the group have a model for it."""
+        policy = self.policy
+        voice = replace(policy.voice, name=past_name(policy.name))
+        return Policy(voice, policy.model, policy.adapter, False, agents=[self.section.agent])
+
+    def take_snapshot(self) -> None:
+        """Keep the weights that the policy has sent last, which are its present ones."""
+        present = self.groups.last_sent(self.policy.name)
+        self.snapshots = [*self.snapshots, present][-self.section.keep :]
+
+    def save(self, folder: Path) -> None:
+        """Save every snapshot to ``folder``, for a checkpoint."""
+        group = self.groups.group_of(self.policy.name)
+        for number, weights in enumerate(self.snapshots):
+            group.all("save_weights", self.policy.name, weights, folder / f"snapshot-{number}.safetensors")
+
+    def _read(self, files: list[Path]) -> None:
+        group = self.groups.group_of(self.policy.name)
+        self.snapshots = [group.kept("read_weights", self.policy.name, file) for file in files]
+
+    def _load(self, weights: Any) -> None:
+        self.groups.give(self.past.name, weights)
+
+
+class RemoteUntrained(UntrainedWeights):
+    """The weights before training, which the groups of the policies hold.
+
+    Args:
+        team: the policies, for their tokenizers.
+        groups: the groups, which hold the weights.
+    """
+
+    def __init__(self, team: Team, groups: Groups):
+        self.team, self.groups = team, groups
+
+    def logprobs(self, policy: str, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        """Return the log-probability of each completion after its prompt (:meth:`UntrainedWeights.logprobs`)."""
+        return self.groups.ask_untrained("logprobs", policy, rows)
+
+    def complete(self, policy: str, prompts: list[list[int]], most: int) -> list[list[int]]:
+        """Return the ids of the greedy completion of each prompt (:meth:`UntrainedWeights.complete`)."""
+        return self.groups.ask_untrained("complete", policy, prompts, most)
