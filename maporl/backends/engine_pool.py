@@ -17,14 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maporl.backends.activity import DEAD, SAMPLING, SENDING, Activity, Clock, shown
 from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import ENDED, GroupFailed, resume_from
 from maporl.backends.logs import write_stacks
 from maporl.backends.member import Member, MemberDied, NoPlace
-from maporl.backends.row_queue import Queued, RowQueue
+from maporl.backends.scheduling import DEAD, SAMPLING, SENDING, Activity, Clock, Queued, RowQueue, Turns, shown
 from maporl.backends.spec import GroupSpec
-from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from trl_ext.process.waits import Threads, finished, result, until
 from trl_ext.sampling.options import Sampled

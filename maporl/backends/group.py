@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from maporl.backends.activity import DEAD, IDLE, LEARNING, SAVING, SENDING, Activity, Clock, shown
 from maporl.backends.logs import write_stacks
 from maporl.backends.member import Member, MemberDied, NoPlace
+from maporl.backends.scheduling import DEAD, IDLE, LEARNING, SAVING, SENDING, Activity, Clock, Turns, shown
 from maporl.backends.spec import GroupSpec
-from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.errors import RunError
 from trl_ext.files.checkpoints import list_checkpoints

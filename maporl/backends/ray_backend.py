@@ -20,9 +20,9 @@ from maporl.backends.places import SCORING, Part, place_faults, plan_of
 from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
 from maporl.backends.ray_places import Places
 from maporl.backends.remote import RemoteEngine, RemoteLearner, RemoteLearning, RemotePast, RemoteUntrained
+from maporl.backends.scheduling import Turns
 from maporl.backends.spec import GroupSpec, without_devices
 from maporl.backends.starting import build, reads_hub, teller
-from maporl.backends.turns import Turns
 from maporl.backends.verifier_pool import VerifierPool
 from maporl.backends.weights import sent_parameters
 from maporl.config import Config

@@ -33,6 +33,8 @@ from trl_ext.sampling.engine import TokenEngine
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 
+# -- sampling ----------------------------------------------------------------------------------------------------------
+
 
 class RemoteEngine(TokenEngine):
     """Samples from policies that are in groups.
@@ -72,6 +74,8 @@ class RemoteEngine(TokenEngine):
         for pool in dict.fromkeys(self.pools.values()):
             pool.release()
 
+
+# -- learning ----------------------------------------------------------------------------------------------------------
 
 Result = TypeVar("Result")
 
@@ -256,6 +260,9 @@ class RemoteLearning:
     def on_all(self, work: Callable[[LearnerGroup], Result]) -> list[Result]:
         """Return ``work(group)`` for every group. All groups work at the same time."""
         return [result(call) for call in [self._threads.submit(work, group) for group in self.groups]]
+
+
+# -- weights of other times --------------------------------------------------------------------------------------------
 
 
 class Groups(Protocol):

@@ -3,9 +3,9 @@
 import pytest
 from fake_groups import Engine, Learner, Thread, row, spec
 
-from maporl.backends.activity import DEAD, IDLE, SAMPLING, SENDING, Activity, shown
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
+from maporl.backends.scheduling import DEAD, IDLE, SAMPLING, SENDING, Activity, shown
 from maporl.config.cluster import FailuresSection
 
 

@@ -32,7 +32,7 @@ from maporl.backends.groups import groups_of, trained_policies
 from maporl.backends.member import NoPlace
 from maporl.backends.places import Block, Machine, Place, Plan, belongs, check_fits, lay, plan_of
 from maporl.backends.ray_places import CPU, GPU, PLACE, Places, kind_of
-from maporl.backends.turns import Turns
+from maporl.backends.scheduling import Turns
 from maporl.config.cluster import CountedPlaces, FailuresSection, PoolSection
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from maporl.backends.row_queue import Queued, RowQueue
+from maporl.backends.scheduling import Queued, RowQueue
 
 
 def asked(count):

@@ -25,7 +25,7 @@ from tiny_run import config_of, end_of
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.remote import RemoteLearning
-from maporl.backends.turns import Turns
+from maporl.backends.scheduling import Turns
 from maporl.backends.verifier_pool import VerifierPool
 from maporl.config.cluster import FailuresSection
 from maporl.config.parse import to_yaml
@@ -77,7 +77,7 @@ ELSEWHERE = {
         "maporl/backends/engine_pool.py": {"EnginePool._send.arrived", "EnginePool._done"},
         "maporl/backends/group.py": {"LearnerGroup._wait"},
         "maporl/backends/ray_cluster.py": {"RayMember.call.settle"},
-        "maporl/backends/turns.py": {"Turns.run.settle"},
+        "maporl/backends/scheduling.py": {"Turns.run.settle"},
         "maporl/engines/base.py": {"Pending.reply"},
         "trl_ext/process/servant.py": {"Servant.connected"},
         "trl_ext/process/waits.py": {"result"},
