@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from maporl.backends.engine_pool import EnginePool
+from maporl.backends.member import GroupSpec
 from maporl.backends.remote import RemoteEngine
-from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
 from maporl.config.schema import TinySection
 from maporl.engines.text import TextEngine

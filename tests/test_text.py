@@ -240,7 +240,7 @@ def test_an_api_s_half_of_a_pair_is_written_down():
 PRINTS = {
     "maporl/runs/loop.py": "names of policies and folders, which are made printable",
     "maporl/cli/common.py": "defines echo and Screen",
-    "maporl/backends/logs.py": "names a process in its own log",
+    "maporl/backends/member.py": "names a process in its own log",
     "maporl/backends/starting.py": "tells what is started, which it makes printable",
     "maporl/config/command_line.py": "prints errors, which it makes printable",
     "maporl/config/recipes.py": "writes a page of this project's own recipes",

@@ -19,10 +19,8 @@ from typing import Any
 
 from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import ENDED, GroupFailed, resume_from
-from maporl.backends.logs import write_stacks
-from maporl.backends.member import Member, MemberDied, NoPlace
+from maporl.backends.member import GroupSpec, Member, MemberDied, NoPlace, write_stacks
 from maporl.backends.scheduling import DEAD, SAMPLING, SENDING, Activity, Clock, Queued, RowQueue, Turns, shown
-from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
 from trl_ext.process.waits import Threads, finished, result, until
 from trl_ext.sampling.options import Sampled

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from maporl.backends.spec import GroupSpec
+from maporl.backends.member import GroupSpec
 from maporl.backends.team_part import load_part
 from maporl.backends.vllm_rows import VLLMRows
 from maporl.backends.weights import Packed, sent_parameters, unpack

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from maporl.backends.logs import write_stacks
-from maporl.backends.member import Member, MemberDied, NoPlace
+from maporl.backends.member import GroupSpec, Member, MemberDied, NoPlace, write_stacks
 from maporl.backends.scheduling import DEAD, IDLE, LEARNING, SAVING, SENDING, Activity, Clock, Turns, shown
-from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
 from maporl.errors import RunError
 from trl_ext.files.checkpoints import list_checkpoints

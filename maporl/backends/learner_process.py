@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch.distributed import TCPStore
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from maporl.backends.member import GroupSpec
 from maporl.backends.messages import Assigned, Samples, numbers_of, put_numbers
-from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
 from maporl.backends.weights import Packed, pack, sent_parameters, tensors_of
 from maporl.rollout.restate import UntrainedWeights

@@ -15,13 +15,12 @@ from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import group_faults, groups_of, vllm_of
 from maporl.backends.joining import check_facts, check_shared_memory, facts_here, free_shared_memory, marked
-from maporl.backends.member import Member
+from maporl.backends.member import GroupSpec, Member, without_devices
 from maporl.backends.places import SCORING, Part, place_faults, plan_of
 from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
 from maporl.backends.ray_places import Places
 from maporl.backends.remote import RemoteEngine, RemoteLearner, RemoteLearning, RemotePast, RemoteUntrained
 from maporl.backends.scheduling import Turns
-from maporl.backends.spec import GroupSpec, without_devices
 from maporl.backends.starting import build, reads_hub, teller
 from maporl.backends.verifier_pool import VerifierPool
 from maporl.backends.weights import sent_parameters
@@ -108,7 +107,7 @@ class RayBackend(TeamHome):
         self._record: RunRecord | None = None
         """What keeps the team's weights for the processes, if no configuration says where these are."""
         self._told: dict[str, Any] = {}
-        """What all groups are told, by the names of :class:`maporl.backends.spec.GroupSpec`."""
+        """What all groups are told, by the names of :class:`maporl.backends.member.GroupSpec`."""
         self._sent: dict[str, list[nn.Parameter]] = {}
         """What is sent of each trained policy to processes that sample, without weights."""
         stacks.WORKERS.append(self.members)

@@ -24,12 +24,10 @@ from typing import Any
 from maporl.backends.engine_process import EngineProcess
 from maporl.backends.joining import Facts, facts_here
 from maporl.backends.learner_process import LearnerProcess
-from maporl.backends.logs import end_of, log_of, print_to
-from maporl.backends.member import MemberDied
+from maporl.backends.member import GroupSpec, MemberDied, end_of, log_of, print_to
 from maporl.backends.places import Part, Place, Plan
 from maporl.backends.ray_folder import TOKEN, make_folder
 from maporl.backends.ray_places import COUNTED, Places, kind_of, node_name
-from maporl.backends.spec import GroupSpec
 from maporl.backends.verifier_process import VerifierProcess
 from maporl.config.cluster import ClusterSection
 from maporl.errors import ConfigError, RunError, install_command

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from maporl.backends.spec import GroupSpec
+from maporl.backends.member import GroupSpec
 from maporl.storage.run_folder import INITIAL
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.team import Team

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from maporl.backends.logs import write_stacks
-from maporl.backends.member import Member, MemberDied
+from maporl.backends.member import Member, MemberDied, write_stacks
 from maporl.config.schema import VerifierSection
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.client import Counted, Outcome, each_once

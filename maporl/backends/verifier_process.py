@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from maporl.backends.spec import GroupSpec
+from maporl.backends.member import GroupSpec
 from maporl.errors import ConfigError
 from maporl.rewards.verifier.encoding import TooLong, encode
 from maporl.rewards.verifier.model import Verifier, VerifierError

@@ -16,7 +16,7 @@ from fake_groups import Engine, Learner, Thread, config_of, spec
 from maporl.backends import ray_backend
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import GroupFailed
-from maporl.backends.logs import end_of, log_of
+from maporl.backends.member import end_of, log_of
 from maporl.backends.ray_cluster import RayMember
 from maporl.config.cluster import FailuresSection
 from maporl.config.command_line import known_errors
@@ -47,7 +47,7 @@ def test_a_process_prints_to_its_log_and_says_where_it_crashed(tmp_path):
     code = f"""
 import faulthandler, sys
 from pathlib import Path
-from maporl.backends.logs import print_to
+from maporl.backends.member import print_to
 print_to(Path({str(log)!r}), "ann engine 1")
 print("loading")
 sys.stdout.flush()

@@ -10,7 +10,7 @@ import torch
 from tiny_run import config_of
 
 from maporl.backends.learner_process import LearnerProcess
-from maporl.backends.spec import GroupSpec, without_devices
+from maporl.backends.member import GroupSpec, without_devices
 from maporl.backends.weights import sent_parameters, tensors_of
 from maporl.training.args import MultiAgentPPOConfig
 from trl_ext.ppo.losses import OBJECTIVES

@@ -15,8 +15,8 @@ from fake_groups import (
 )
 
 from maporl import Arithmetic
+from maporl.backends.member import GroupSpec
 from maporl.backends.ray_backend import RayBackend
-from maporl.backends.spec import GroupSpec
 from maporl.backends.verifier_pool import VerifierPool
 from maporl.backends.verifier_process import VerifierProcess
 from maporl.config.schema import TinySection, VerifierSection

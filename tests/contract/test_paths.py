@@ -10,7 +10,7 @@ from folders import ROOT
 from peft import PeftModel
 
 from maporl import Team
-from maporl.backends.logs import log_of, write_stacks
+from maporl.backends.member import log_of, write_stacks
 from maporl.config import parse_config
 from maporl.config.agents import section_faults
 from maporl.config.loops import SFTStage, TurnCriticStage
@@ -187,8 +187,8 @@ def train_jointly(folder, monkeypatch):
 
 
 PLACES = {
-    "maporl/backends/logs.py:log_of": lambda folder, patch: log_of(folder, EVIL),
-    "maporl/backends/logs.py:write_stacks": lambda folder, patch: write_stacks(folder, EVIL, ""),
+    "maporl/backends/member.py:log_of": lambda folder, patch: log_of(folder, EVIL),
+    "maporl/backends/member.py:write_stacks": lambda folder, patch: write_stacks(folder, EVIL, ""),
     "maporl/engines/vllm/engine.py:VLLMEngine._send_adapter": lambda folder, patch: of_class(
         VLLMEngine, sections={"ann": Thing(folder=None)}, _names={"ann": EVIL}, folder=folder
     )._send_adapter("ann", policy(), None),

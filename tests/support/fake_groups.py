@@ -10,8 +10,7 @@ import pytest
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import LearnerGroup
-from maporl.backends.member import MemberDied, NoPlace
-from maporl.backends.spec import GroupSpec
+from maporl.backends.member import GroupSpec, MemberDied, NoPlace
 from maporl.config.cluster import FailuresSection
 from maporl.validation.load import from_dict
 from trl_ext.sampling.options import Sampled
