@@ -22,7 +22,7 @@ SECTION = VLLMSection(colocate=ColocateSection())
 
 
 class Vllm:
-    """What :class:`maporl.backends.vllm_rows.VLLMRows` does, by transformers.
+    """What :class:`maporl.backends.engine_process.VLLMRows` does, by transformers.
 
     It takes memory from the first call on.
     """

@@ -137,7 +137,7 @@ ELSEWHERE = {
         "trl_ext/process/interruptions.py": {"Interruptions.__exit__"},
     },
     "is in another process, which ends with the run": {
-        "maporl/backends/vllm_rows.py": {"VLLMRows"},
+        "maporl/backends/engine_process.py": {"VLLMRows"},
         "maporl/backends/watchdog.py": {"end_all"},
         "maporl/environments/isolated_host.py": {"main", "_reaped"},
         "maporl/sandbox/sandboxed/worker.py": {"Worker.serve"},
