@@ -241,7 +241,7 @@ PRINTS = {
     "maporl/runs/loop.py": "names of policies and folders, which are made printable",
     "maporl/cli/common.py": "defines echo and Screen",
     "maporl/backends/member.py": "names a process in its own log",
-    "maporl/backends/starting.py": "tells what is started, which it makes printable",
+    "maporl/backends/ray_backend.py": "tells what is started, which it makes printable",
     "maporl/config/command_line.py": "prints errors, which it makes printable",
     "maporl/config/recipes.py": "writes a page of this project's own recipes",
     "maporl/report/metric_panels.py": "writes a page of this project's own metrics",

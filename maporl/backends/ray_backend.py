@@ -2,6 +2,8 @@
 cluster."""
 
 import logging
+import sys
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +23,15 @@ from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
 from maporl.backends.ray_places import Places
 from maporl.backends.remote import RemoteEngine, RemoteLearner, RemoteLearning, RemotePast, RemoteUntrained
 from maporl.backends.scheduling import Turns
-from maporl.backends.starting import build, reads_hub, teller
 from maporl.backends.verifier_pool import VerifierPool
 from maporl.backends.weights import sent_parameters
 from maporl.config import Config
 from maporl.config.cluster import ClusterSection, GroupSection
-from maporl.config.schema import VLLMSection
+from maporl.config.schema import AgentSection, VLLMSection
 from maporl.engines.base import Engine
 from maporl.engines.text import TextEngine
 from maporl.errors import ConfigError, refuse
+from maporl.protocols import policy_names
 from maporl.rewards.base import RewardSource
 from maporl.rewards.verifier.source import ServedVerifier
 from maporl.rollout.player import Player
@@ -38,6 +40,7 @@ from maporl.schedules import OpponentPool
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.past_policies import PastPolicies, past_name
 from maporl.team.team import Team
+from maporl.text import printable
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.home import OWN_WEIGHTS, TeamHome
 from maporl.training.parts import RunParts
@@ -78,7 +81,7 @@ class RayBackend(TeamHome):
     """
 
     def __init__(self, cluster: ClusterSection | None = None, quiet: bool = False):
-        self.section, self._tell = cluster or ClusterSection(backend="ray"), teller(quiet)
+        self.section, self._tell = cluster or ClusterSection(backend="ray"), _teller(quiet)
         if self.section.backend != "ray":
             raise ConfigError(
                 f"RayBackend: cluster.backend is {self.section.backend!r}; pass ClusterSection(backend='ray', ...), or "
@@ -247,9 +250,9 @@ class RayBackend(TeamHome):
                 start = self._starter("learner", spec)
                 self.learner_groups[name] = LearnerGroup(spec, start, failures, folder, turns=turns)
         learning = RemoteLearning(dict(self.learners), list(self.learner_groups.values()))
-        learning.on_all(lambda group: build(group, self._tell))
+        learning.on_all(lambda group: _build(group, self._tell))
         for pool in self.pools.values():
-            build(pool, self._tell)
+            _build(pool, self._tell)
         if self.verifier is not None:
             self.verifier.build()
         self.metrics()  # what the start took is in no update
@@ -419,3 +422,45 @@ class RayBackend(TeamHome):
             facts = cluster.facts(self.folder)
             for warning in check_facts(facts_here(str(self.folder)), facts, mark, self.folder, self._largest()):
                 logger.warning(warning)
+
+
+# -- the start, as a user is told of it --------------------------------------------------------------------------------
+
+
+def _teller(quiet: bool) -> Callable[[str], None]:
+    """Return what prints a line to the standard error at once, or nothing if ``quiet``."""
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(printable(line), file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _build(part: LearnerGroup | EnginePool, tell: Callable[[str], None]) -> None:
+    """Start the processes of a part of a group, and tell which models they load, and when they have them."""
+    spec, trains = part.spec, isinstance(part, LearnerGroup)
+    number, what = (spec.devices, "train") if trains else (spec.replicas, "sample")
+    who = f"1 process that {what}s" if number == 1 else f"{number} processes that {what}"
+    tell(f"group {spec.name}: {who}: loading {', '.join(_models(spec.config, spec.policies))}")
+    began = time.monotonic()
+    part.build()
+    tell(f"group {spec.name}: {who}: ready after {time.monotonic() - began:.0f} s")
+
+
+def reads_hub(config: Config, policies: Collection[str]) -> bool:
+    """Return whether something that ``policies`` begin from is a name on the hub, and no folder of this machine."""
+    named = [(section.model, section.tokenizer, section.adapter) for section in _speaking(config, policies)]
+    return any(name is not None and not Path(name).is_dir() for names in named for name in names)
+
+
+def _models(config: Config, policies: Collection[str]) -> list[str]:
+    """Return the names of the models that ``policies`` begin from, in the order of the agents."""
+    speaking = _speaking(config, policies)
+    return list(dict.fromkeys(section.model or "a tiny model" for section in speaking if section.weights))
+
+
+def _speaking(config: Config, policies: Collection[str]) -> list[AgentSection]:
+    return [
+        section for name, section in config.agents.items() if set(policy_names(name, section, config)) & set(policies)
+    ]

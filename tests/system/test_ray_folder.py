@@ -15,8 +15,8 @@ from checked_cluster import check_cluster
 from folders import ROOT
 
 from maporl.backends import ray_folder
+from maporl.backends.ray_backend import reads_hub
 from maporl.backends.ray_folder import end_abandoned, make_folder
-from maporl.backends.starting import reads_hub
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
 from maporl.validation.load import from_dict
