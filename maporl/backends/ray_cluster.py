@@ -28,7 +28,7 @@ from maporl.backends.member import GroupSpec, MemberDied, end_of, log_of, print_
 from maporl.backends.places import Part, Place, Plan
 from maporl.backends.ray_folder import TOKEN, make_folder
 from maporl.backends.ray_places import COUNTED, Places, kind_of, node_name
-from maporl.backends.verifier_process import VerifierProcess
+from maporl.backends.verifier_pool import VerifierProcess
 from maporl.config.cluster import ClusterSection
 from maporl.errors import ConfigError, RunError, install_command
 from trl_ext.files.stacks import stacks

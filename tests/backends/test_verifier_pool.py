@@ -17,8 +17,7 @@ from fake_groups import (
 from maporl import Arithmetic
 from maporl.backends.member import GroupSpec
 from maporl.backends.ray_backend import RayBackend
-from maporl.backends.verifier_pool import VerifierPool
-from maporl.backends.verifier_process import VerifierProcess
+from maporl.backends.verifier_pool import VerifierPool, VerifierProcess
 from maporl.config.schema import TinySection, VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
