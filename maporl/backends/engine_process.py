@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from maporl.backends.member import GroupSpec
+from maporl.backends.messages import Packed, sent_parameters, unpack
 from maporl.backends.team_part import load_part
-from maporl.backends.weights import Packed, sent_parameters, unpack
 from maporl.config.schema import VLLMSection
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.rollout.restate import UntrainedWeights

@@ -22,9 +22,17 @@ from torch.distributed import TCPStore
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from maporl.backends.member import GroupSpec
-from maporl.backends.messages import Assigned, Samples, numbers_of, put_numbers
+from maporl.backends.messages import (
+    Assigned,
+    Packed,
+    Samples,
+    numbers_of,
+    pack,
+    put_numbers,
+    sent_parameters,
+    tensors_of,
+)
 from maporl.backends.team_part import load_part
-from maporl.backends.weights import Packed, pack, sent_parameters, tensors_of
 from maporl.rollout.restate import UntrainedWeights
 from trl_ext.learning.checkpoint import Saving
 from trl_ext.learning.learners import Learning

@@ -28,9 +28,8 @@ from maporl.backends.group import GroupFailed
 from maporl.backends.groups import groups_of
 from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.member import MemberDied
-from maporl.backends.messages import Samples, dealt, numbers_of, put_numbers
+from maporl.backends.messages import Samples, WeightsDiffer, dealt, numbers_of, pack, put_numbers, unpack
 from maporl.backends.ray_cluster import Cluster
-from maporl.backends.weights import WeightsDiffer, pack, unpack
 from maporl.config.cluster import FailuresSection
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun

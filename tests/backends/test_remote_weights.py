@@ -11,7 +11,7 @@ from tiny_run import config_of
 
 from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.member import GroupSpec, without_devices
-from maporl.backends.weights import sent_parameters, tensors_of
+from maporl.backends.messages import sent_parameters, tensors_of
 from maporl.training.args import MultiAgentPPOConfig
 from trl_ext.ppo.losses import OBJECTIVES
 

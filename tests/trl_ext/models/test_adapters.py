@@ -12,7 +12,7 @@ from conformance import METHODS, Unbuilt, adapted, build
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
 from maporl import Agent, Team
-from maporl.backends.weights import pack, sent_parameters, unpack
+from maporl.backends.messages import pack, sent_parameters, unpack
 from maporl.config.parse import parse_config
 from maporl.engines.vllm.checks import check_served
 from maporl.errors import ConfigError
