@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from maporl.backends.watchdog import processes_of
+from maporl.backends.ray_folder import processes_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
@@ -27,7 +27,7 @@ def test_what_a_driver_leaves_is_found_and_killed(tmp_path):
         elsewhere = subprocess.Popen(["ray::DashboardAgent", "60"], **sleeps)
     try:
         assert sorted(processes_of(str(folder))) == sorted([token.pid, titled.pid])
-        command = [sys.executable, "-m", "maporl.backends.watchdog", str(folder)]
+        command = [sys.executable, "-m", "maporl.backends.ray_folder", str(folder)]
         subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env=os.environ)
         assert token.wait() == titled.wait() == -9 and not folder.exists()
         assert reader.poll() is None and elsewhere.poll() is None

@@ -138,7 +138,7 @@ ELSEWHERE = {
     },
     "is in another process, which ends with the run": {
         "maporl/backends/engine_process.py": {"VLLMRows"},
-        "maporl/backends/watchdog.py": {"end_all"},
+        "maporl/backends/ray_folder.py": {"end_all"},
         "maporl/environments/isolated_host.py": {"main", "_reaped"},
         "maporl/sandbox/sandboxed/worker.py": {"Worker.serve"},
         "reward_server": {"app.py", "batching.py"},
