@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from trl_ext.models.adapters import adapter_parameters
-from trl_ext.models.agreement import agrees
+from trl_ext.models.adapters import adapter_parameters, shaken, switches_restored
+from trl_ext.models.forward import base_of
+from trl_ext.models.randomness import evaluating
 
 
 def matrices(model: PeftModel, adapter: str) -> list[Any] | None:
@@ -61,7 +63,7 @@ def merges(model: Any, adapter: str | None) -> bool:
         with merged(model, adapter) as base:
             return base(input_ids=ids).logits
 
-    return agrees(model, [adapter], "merged", compared)
+    return _agrees(model, [adapter], "merged", compared)
 
 
 @contextmanager
@@ -113,7 +115,7 @@ def mixes(model: Any, adapter: str | None) -> bool:
             return base(input_ids=ids.expand(len(rows), -1)).logits
 
     rows = [adapter, None, adapter]  # what belongs to a row must not depend on the rows beside it
-    return agrees(model, rows, "mixed", compared)
+    return _agrees(model, rows, "mixed", compared)
 
 
 class _Rows:
@@ -177,3 +179,62 @@ def _forward(layer: Any, rows: _Rows) -> Callable[..., Tensor]:
         return result + linear(inner, up).to(result.dtype)
 
     return forward
+
+
+# -- comparison with the plain way, once for each, before anything is sampled by another one ---------------------------
+
+_MOST_TOKENS = 12
+_EXACT, _ROUNDED = 1e-3, 0.2
+"""The largest difference of logits, as a share of what the adapters change in them, in float32 and in half precision.
+"""
+
+_known: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def _agrees(model: PeftModel, rows: Sequence[str | None], way: str, read: Callable[[Tensor], Tensor]) -> bool:
+    """Return whether ``read`` gives the logits that ``model`` gives with the adapter of each row switched on.
+
+    A new adapter changes nothing, so both are asked with noise on its weights, which are restored exactly.
+
+    Args:
+        model: the model, whose weights are whole.
+        rows: the adapter of each row that is read, or None for the base alone.
+        way: the name of the other way. The answer for a way and rows is remembered.
+        read: takes ids [1, T], and returns logits [N, T, V] by the other way.
+    """
+    answers = _known.setdefault(model, {})
+    key = (way, tuple(rows), _rounded(model))
+    if key not in answers:
+        answers[key] = _compare(model, rows, read)
+    return answers[key]
+
+
+def _rounded(model: PeftModel) -> bool:
+    """Return whether forwards are rounded to half precision now."""
+    device = next(model.parameters()).device.type
+    return base_of(model).dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(device)
+
+
+@torch.no_grad()
+def _compare(model: PeftModel, rows: Sequence[str | None], read: Callable[[Tensor], Tensor]) -> bool:
+    base = base_of(model)
+    device = next(base.parameters()).device
+    if device.type == "meta":
+        return False
+    size = base.config.get_text_config().vocab_size
+    ids = torch.linspace(0, size - 1, min(size, _MOST_TOKENS), device=device).long()[None]
+    adapters = [adapter for adapter in dict.fromkeys(rows) if adapter is not None]
+    plain: dict[str | None, Tensor] = {}
+    with switches_restored(model), evaluating(model), shaken(model, adapters):
+        for adapter in adapters:
+            model.set_adapter(adapter)
+            plain[adapter] = base(input_ids=ids).logits[0].float()
+        with model.disable_adapter():
+            plain[None] = base(input_ids=ids).logits[0].float()
+        try:
+            other = read(ids).float()
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return False  # this model cannot be read that way
+    effect = max(float((plain[adapter] - plain[None]).abs().max()) for adapter in adapters)
+    gap = float((torch.stack([plain[adapter] for adapter in rows]) - other).abs().max())
+    return gap <= (_ROUNDED if _rounded(model) else _EXACT) * effect
