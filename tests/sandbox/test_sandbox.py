@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from maporl.sandbox import sandbox as module
-from maporl.sandbox.bubblewrap import bubblewrap_prefix, find_bubblewrap
 from maporl.sandbox.outcomes import decode
-from maporl.sandbox.sandbox import Limits, Outcome, Sandbox, SandboxError
+from maporl.sandbox.sandbox import Limits, Outcome, Sandbox, SandboxError, bubblewrap_prefix, find_bubblewrap
 from maporl.storage.disk_cache import DiskCache
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=20.0, memory_mb=160, output_bytes=4096)

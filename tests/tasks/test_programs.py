@@ -18,10 +18,9 @@ from maporl.protocols import build_protocol
 from maporl.protocols.code import Code
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.sandbox.bubblewrap import find_bubblewrap
 from maporl.sandbox.outcomes import Outcome, plain_outcome
 from maporl.sandbox.pool import SandboxPool
-from maporl.sandbox.sandbox import Limits, Sandbox
+from maporl.sandbox.sandbox import Limits, Sandbox, find_bubblewrap
 from maporl.tasks import build_task
 from maporl.tasks.base import TaskError
 from maporl.tasks.programs import MBPP, HumanEval, proves_little

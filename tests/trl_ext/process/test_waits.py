@@ -120,7 +120,7 @@ ELSEWHERE = {
         "maporl/cli/look.py": {"play", "_typed", "_in_the_terminal"},
         "maporl/environments/search.py": {"Index._stored"},
         "maporl/runs/dump.py": {"dump"},
-        "maporl/sandbox/bubblewrap.py": {"find_bubblewrap"},
+        "maporl/sandbox/sandbox.py": {"find_bubblewrap"},
         "maporl/verifier/generate.py": {"_claim", "_summarise"},
         "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"},
     },
