@@ -3,16 +3,26 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from typing import Any
 
 from transformers import set_seed
 
 from maporl.config import Config
-from maporl.config.loops import DPOStage, PolicyStage, PPOStage, PreferenceStage, RewardStage, TurnCriticStage
-from maporl.config.schema import VerifierSection
+from maporl.config.loops import (
+    DPOStage,
+    LoopSection,
+    PolicyStage,
+    PPOStage,
+    PreferenceStage,
+    RewardStage,
+    TurnCriticStage,
+)
+from maporl.config.schema import RewardSection, VerifierSection, WarmStartSection
 from maporl.errors import ConfigError, RunError
 from maporl.loops.flattened import encoded
 from maporl.loops.plan import Stage
@@ -24,10 +34,10 @@ from maporl.loops.turn_critic import FOLDER as TURN_CRITIC
 from maporl.loops.turn_critic import read_by_critic, sample_candidates, train_turn_critic, turn_advantages
 from maporl.loops.verifiers import FOLDER as VERIFIER
 from maporl.loops.verifiers import train_verifier, verifier_of
+from maporl.rewards.verifier.source import forget_verifiers
 from maporl.run import ResolvedRun
-from maporl.runs.build import find_device, ready_to_play
-from maporl.runs.updates import train_by_updates
-from maporl.storage.run_folder import INITIAL
+from maporl.runs.build import build_trainer, find_device, load_checkpoint_weights, ready_to_play
+from maporl.storage.run_folder import FINAL, INITIAL, RunFolder
 from maporl.team.agents import Policy
 from maporl.team.team import Team
 from trl_ext.files.paths import below
@@ -198,7 +208,7 @@ class StageRun:
     def _update(self, folder: Path, section: PPOStage) -> None:
         """Train the policies by on-policy updates."""
         team, seed = self._team(), f"{self.config.seed}/ppo/{self.number}/{self.position}"
-        figures = train_by_updates(self.config, section, team, folder, self.weights, seed, self.quiet)
+        figures = _train_by_updates(self.config, section, team, folder, self.weights, seed, self.quiet)
         save_team(team, folder)
         _write_manifest(folder, {"utterances": ""} | dict.fromkeys(_untrained(team), figures))
 
@@ -281,3 +291,63 @@ def _untrained(team: Team) -> dict[str, dict[str, int]]:
 
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+
+# -- on-policy updates as a stage --------------------------------------------------------------------------------------
+
+_RUN = "run"
+"""The folder of a stage in which the updates leave their metrics and dialogues."""
+
+
+def _train_by_updates(
+    config: Config, stage: PPOStage, team: Team, folder: Path, weights: Path, seed: str, quiet: bool
+) -> dict[str, float]:
+    """Train ``team`` in place, as the sections of ``config`` describe updates.
+
+    Args:
+        config: the loop's configuration.
+        stage: the stage.
+        team: the team, with the weights at which the stage starts.
+        folder: the stage's folder.
+        weights: the folder of the stage before it. If a verifier was trained there, it pays.
+        seed: decides the order of questions and all that is sampled.
+        quiet: whether to hide progress.
+
+    Returns:
+        The number of dialogues, and the mean score over the updates.
+    """
+    run = folder / _RUN
+    trained = replace(
+        config,
+        output_dir=str(run),
+        seed=Random(seed).getrandbits(31),
+        updates=stage.updates,
+        loop=LoopSection(),
+        warm_start=WarmStartSection(),
+        reward=_paid_by(config.reward, weights),
+        branching=config.branching if stage.group is None else replace(config.branching, group=stage.group),
+        training=replace(config.training, learning_rate=stage.learning_rate, save_steps=0),
+        evaluation=replace(config.evaluation, questions=0),
+    )
+    forget_verifiers()
+    try:
+        build_trainer(trained, team, quiet).train()
+        if trained.cluster.backend == "ray":  # other processes have trained copies of the weights
+            load_checkpoint_weights(team.policies, run / FINAL)
+    finally:
+        forget_verifiers()
+    metrics = RunFolder(run).read_metrics()
+    return {"dialogues": metrics[-1]["episode"], "score": fmean(_score(record) for record in metrics)}
+
+
+def _paid_by(reward: RewardSection, weights: Path) -> RewardSection:
+    """Return the rewards of the updates: the score of the verifier that a stage before has trained, or else those of
+    the run."""
+    if not (weights / VERIFIER).is_dir() or reward.verifier is None:
+        return reward
+    verifier = replace(reward.verifier, model=str(weights / VERIFIER), tiny=None)
+    return replace(reward, sources={"verifier": 1.0}, verifier=verifier)
+
+
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics["reward/score"]
