@@ -47,9 +47,8 @@ def plan(
     quiet_libraries()
     from maporl.planning.devices import read_cluster
     from maporl.planning.groups import groups_of
-    from maporl.planning.layout import runnable, section_lines, with_layout, write_layout
     from maporl.planning.placements import placements
-    from maporl.planning.report import lines, record
+    from maporl.planning.report import lines, record, runnable, section_lines, with_layout, write_layout
 
     machines = read_cluster(cluster, devices)
     groups = groups_of(settings, dialogues, question, answer, heard)

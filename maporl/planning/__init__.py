@@ -2,5 +2,6 @@
 
 ``groups`` has what the policies of a configuration do in an update, ``devices`` what a device gives, ``estimates`` the
 seconds of each phase, and ``placements`` the ways to share devices out. ``probe`` measures what ``estimates`` would
-otherwise assume, and ``layout`` writes the section of the configuration. Nothing but ``probe`` runs a model.
+otherwise assume, and ``report`` writes the plan and the section of the configuration. Nothing but ``probe`` runs a
+model.
 """
