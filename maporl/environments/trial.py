@@ -1,5 +1,6 @@
 """Try an environment without models, as a run would use it. Imports no torch."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +11,11 @@ from maporl.environments.arguments import ArgumentCheck
 from maporl.environments.base import CallRefused
 from maporl.environments.build import environment_spec
 from maporl.environments.forking import fork_rooms
-from maporl.environments.hidden_state import changed, hidden_state
 from maporl.environments.rooms import EnvironmentFailure, Rooms
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.types import Act, Example, Result
+from trl_ext.process.random_states import GeneratorStates, generator_states, same_states
 
 NAME = "environment"
 """The name of the environment that is tried, in errors."""
@@ -113,7 +114,7 @@ class _Tried:
                     raise ConfigError(f"tools({agent!r}) has two tools called {tool.name!r}; rename one of them")
 
     def begin(self) -> dict[str, str]:
-        before = hidden_state()
+        before = _hidden_state()
         self.world.begin([self.rooms])
         room = self.rooms.open[NAME]
         self._must_leave(before, "reset()")
@@ -127,7 +128,7 @@ class _Tried:
         return dict(room.said)
 
     def call(self, number: int, act: Act, rooms: Rooms | None = None) -> Result:
-        before = hidden_state()
+        before = _hidden_state()
         rooms = rooms or self.rooms
         for agent in rooms.open[NAME].spec.agents:
             rooms.news(agent)
@@ -164,7 +165,7 @@ class _Tried:
                 )
 
     def end(self) -> dict[str, float]:
-        before = hidden_state()
+        before = _hidden_state()
         paid = self.world.finish(self.rooms).get(NAME, {})
         if self.rooms.open[NAME].lost:
             raise EnvironmentFailure(f"{self.rooms.where(NAME)}: reward() did not answer")
@@ -175,7 +176,7 @@ class _Tried:
 
     def _must_leave(self, before: Any, what: str) -> None:
         """Check that code of the environment left alone what instances share."""
-        if self.rooms.open[NAME].world.concurrent and (parts := changed(before)):
+        if self.rooms.open[NAME].world.concurrent and (parts := _changed(before)):
             raise EnvironmentFailure(
                 f"{self.rooms.where(NAME)}: {what} changed {' and '.join(parts)}, which all instances share; use a "
                 "generator and paths of the instance's own, or set concurrent = False, so that calls take turns and "
@@ -187,3 +188,20 @@ def _shown(result: Result) -> str:
     """Return a result as it stands in errors."""
     more = "" if result.reward is None else f" (paid {result.reward:g})"
     return f"{result.text!r:.60}{more}"
+
+
+# -- state of the process that code of environments may change ---------------------------------------------------------
+
+_PARTS = ("Python's global random generator", "NumPy's global random generator", "the working folder")
+
+
+def _hidden_state() -> tuple[GeneratorStates, str]:
+    """Return what :data:`_PARTS` are now."""
+    return generator_states(), os.getcwd()
+
+
+def _changed(before: tuple[GeneratorStates, str]) -> list[str]:
+    """Return which of :data:`_PARTS` are not as they were ``before``."""
+    states, folder = _hidden_state()
+    same = (*same_states(before[0], states), before[1] == folder)
+    return [part for part, unchanged in zip(_PARTS, same, strict=True) if not unchanged]

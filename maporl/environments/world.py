@@ -2,11 +2,13 @@
 
 import atexit
 import math
+import os
 import sys
+import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,8 +16,7 @@ from typing import Any
 
 from maporl.config.call_options import CallLimits
 from maporl.config.imports import told
-from maporl.environments.base import EnvironmentLost, Tool, Toolbox
-from maporl.environments.hidden_state import Alone
+from maporl.environments.base import Environment, EnvironmentLost, Tool, Toolbox
 from maporl.environments.offers import Offers
 from maporl.environments.rooms import (
     EnvironmentFailure,
@@ -33,9 +34,11 @@ from maporl.environments.rooms import (
     texts_by_agent,
 )
 from maporl.environments.workers import Job, Outcome, Workers
+from maporl.event_loop import awaited
 from maporl.text import printable
 from maporl.types import Act, Dialogue, Result
 from trl_ext.copies import own_copy
+from trl_ext.process.random_states import forked_generators
 
 DEFAULT_SECONDS = CallLimits().seconds
 """The most seconds of a call that a protocol makes for an agent without tools of its own."""
@@ -78,7 +81,7 @@ class World:
         them."""
         self._open: list[Rooms] = []
         self._ended: dict[int, Rooms] = {}
-        self._alone = Alone()
+        self._alone = _Alone()
         self.offers = Offers(self.tools, self.environments)
         _worlds.add(self)
 
@@ -359,3 +362,22 @@ class World:
             yield
         finally:
             self.counts = before
+
+
+class _Alone:
+    """Runs code of environments. Instances of a class that share state of the process (random generators, the working
+    folder) take turns, and leave it as it was."""
+
+    def __init__(self) -> None:
+        self._locks: dict[type, threading.Lock] = {}
+
+    def run(self, world: Environment, code: Callable[[], Any]) -> Any:
+        """Return what ``code`` of ``world`` returns. A coroutine is awaited here if its instances take turns."""
+        if world.concurrent:
+            return code()
+        with self._locks.setdefault(type(world), threading.Lock()), forked_generators():
+            folder = os.getcwd()
+            try:
+                return awaited(code())
+            finally:
+                os.chdir(folder)
