@@ -3,8 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from maporl.backends.groups import group_faults, groups_of, trained_policies, vllm_of
-from maporl.backends.places import place_faults
+from maporl.backends.groups import group_faults, groups_of, place_faults, trained_policies, vllm_of
 from maporl.backends.ray_cluster import check_installed
 from maporl.config import Config
 from maporl.errors import Fault, refused

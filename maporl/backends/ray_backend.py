@@ -15,11 +15,10 @@ from torch import nn
 from maporl.backends.check import undistributed
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
-from maporl.backends.groups import group_faults, groups_of, vllm_of
+from maporl.backends.groups import SCORING, Part, group_faults, groups_of, place_faults, plan_of, vllm_of
 from maporl.backends.joining import check_facts, check_shared_memory, facts_here, free_shared_memory, marked
 from maporl.backends.member import GroupSpec, Member, without_devices
 from maporl.backends.messages import sent_parameters
-from maporl.backends.places import SCORING, Part, place_faults, plan_of
 from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
 from maporl.backends.ray_places import Places
 from maporl.backends.remote import RemoteEngine, RemoteLearner, RemoteLearning, RemotePast, RemoteUntrained

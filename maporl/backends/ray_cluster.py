@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from maporl.backends.engine_process import EngineProcess
+from maporl.backends.groups import Part, Place, Plan
 from maporl.backends.joining import Facts, facts_here
 from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.member import GroupSpec, MemberDied, end_of, log_of, print_to
-from maporl.backends.places import Part, Place, Plan
 from maporl.backends.ray_folder import TOKEN, make_folder
 from maporl.backends.ray_places import COUNTED, Places, kind_of, node_name
 from maporl.backends.verifier_pool import VerifierProcess

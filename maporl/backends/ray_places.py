@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from maporl.backends.groups import Block, Machine, Place, Plan, check_fits, lay
 from maporl.backends.member import NoPlace
-from maporl.backends.places import Block, Machine, Place, Plan, check_fits, lay
 from maporl.config.cluster import CountedPlaces, PoolSection
 from maporl.errors import ConfigError
 from trl_ext.process.waits import pause, until

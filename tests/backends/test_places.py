@@ -28,9 +28,19 @@ from folders import ROOT
 from maporl.backends import ray_places
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import GroupFailed, LearnerGroup
-from maporl.backends.groups import groups_of, trained_policies
+from maporl.backends.groups import (
+    Block,
+    Machine,
+    Place,
+    Plan,
+    belongs,
+    check_fits,
+    groups_of,
+    lay,
+    plan_of,
+    trained_policies,
+)
 from maporl.backends.member import NoPlace
-from maporl.backends.places import Block, Machine, Place, Plan, belongs, check_fits, lay, plan_of
 from maporl.backends.ray_places import CPU, GPU, PLACE, Places, kind_of
 from maporl.backends.scheduling import Turns
 from maporl.config.cluster import CountedPlaces, FailuresSection, PoolSection
