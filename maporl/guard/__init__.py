@@ -11,17 +11,12 @@ and listens by :func:`maporl.guard.connections.guarded_server`, which bounds con
 Listening needs ``uvicorn`` (extra ``server``). Nothing here imports torch.
 """
 
-from maporl.guard.limits import Limits
-from maporl.guard.requests import Budget, Denied, Door, Guard, check_host, check_token, error_body, read_json
-
-__all__ = [
-    "Budget",
-    "Denied",
-    "Door",
-    "Guard",
-    "Limits",
-    "check_host",
-    "check_token",
-    "error_body",
-    "read_json",
-]
+from maporl.guard.limits import Limits as Limits
+from maporl.guard.requests import Budget as Budget
+from maporl.guard.requests import Denied as Denied
+from maporl.guard.requests import Door as Door
+from maporl.guard.requests import Guard as Guard
+from maporl.guard.requests import check_host as check_host
+from maporl.guard.requests import check_token as check_token
+from maporl.guard.requests import error_body as error_body
+from maporl.guard.requests import read_json as read_json
