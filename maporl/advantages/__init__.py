@@ -5,13 +5,8 @@ The dicts ``RETURNS``, ``BASELINES``, ``SCALES`` and ``TRANSFORMS`` name every c
 """
 
 from maporl.advantages.baselines import BASELINES as BASELINES
-from maporl.advantages.baselines import BaselineState as BaselineState
-from maporl.advantages.batch import COLUMNS as COLUMNS
 from maporl.advantages.batch import TurnBatch as TurnBatch
-from maporl.advantages.estimator import Estimates as Estimates
-from maporl.advantages.estimator import check_columns as check_columns
 from maporl.advantages.estimator import estimate as estimate
-from maporl.advantages.estimator import estimate_all as estimate_all
 from maporl.advantages.returns import RETURNS as RETURNS
 from maporl.advantages.scales import SCALES as SCALES
 from maporl.advantages.slots import Baseline as Baseline
@@ -19,6 +14,5 @@ from maporl.advantages.slots import Return as Return
 from maporl.advantages.slots import Scale as Scale
 from maporl.advantages.transforms import TRANSFORMS as TRANSFORMS
 from maporl.advantages.transforms import Transform as Transform
-from maporl.advantages.transforms import build_transforms as build_transforms
 from maporl.config.schema import AdvantageConfig as AdvantageConfig
 from maporl.config.schema import AdvantageTerm as AdvantageTerm

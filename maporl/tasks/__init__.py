@@ -3,7 +3,6 @@
 from maporl.tasks.anli import ANLI as ANLI
 from maporl.tasks.base import Task as Task
 from maporl.tasks.base import TaskError as TaskError
-from maporl.tasks.base import read_examples as read_examples
 from maporl.tasks.documents import Documents as Documents
 from maporl.tasks.episodes import Episodes as Episodes
 from maporl.tasks.fantom import FANToM as FANToM

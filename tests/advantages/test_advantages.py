@@ -6,17 +6,9 @@ import pytest
 import torch
 from folders import ROOT
 
-from maporl.advantages import (
-    BASELINES,
-    SCALES,
-    AdvantageConfig,
-    Baseline,
-    BaselineState,
-    TurnBatch,
-    check_columns,
-    estimate,
-    estimate_all,
-)
+from maporl.advantages import BASELINES, SCALES, AdvantageConfig, Baseline, TurnBatch, estimate
+from maporl.advantages.baselines import BaselineState
+from maporl.advantages.estimator import check_columns, estimate_all
 from maporl.errors import ConfigError
 
 

@@ -7,8 +7,9 @@ from importlib import import_module
 import pytest
 
 from maporl.config import json_schema
-from maporl.config.engines import IN_PYTHON
-from maporl.engines import ENGINES, Engine, EngineEntry, Reply
+from maporl.config.engines import IN_PYTHON, EngineEntry
+from maporl.engines import ENGINES
+from maporl.engines.base import Engine, Reply
 from maporl.engines.text import TextEngine
 from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.server import RemoteServer, Server

@@ -18,7 +18,8 @@ from maporl.loops.singles import BestOf, Threshold
 from maporl.loops.stages import completion_logprobs, train_stage
 from maporl.methods.agent_rlvr import Repair
 from maporl.playground.tiny_versions import tiny_version
-from maporl.rewards import assign_credit, build_sources
+from maporl.rewards import assign_credit
+from maporl.rewards.build import build_sources
 from maporl.rewards.scoring import weighted_scores
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer

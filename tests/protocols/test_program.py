@@ -34,7 +34,7 @@ from maporl.errors import ConfigError
 from maporl.programs import gateway, running
 from maporl.protocols.program import holds
 from maporl.report import calling
-from maporl.rewards import label
+from maporl.rewards.labels import label
 from maporl.rewards.scoring import Scorer
 from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.rollout.episode import SpeakerSpec

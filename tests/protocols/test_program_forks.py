@@ -16,7 +16,7 @@ from maporl import Program
 from maporl.config.schema import AblateSection, BranchingSection, RewardSection
 from maporl.errors import ConfigError
 from maporl.protocols import program as module
-from maporl.rewards import label
+from maporl.rewards.labels import label
 from maporl.rewards.scoring import Scorer
 from maporl.rollout.branching import play_branched
 

@@ -9,7 +9,9 @@ from maporl.config.schema import RewardSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
 from maporl.protocols import CallReturn, Chain, Collaboration, Forum, PlayGame, Protocol, Refine
-from maporl.rewards import assign_credit, build_sources, score_dialogues
+from maporl.rewards import assign_credit
+from maporl.rewards.build import build_sources
+from maporl.rewards.scoring import score_dialogues
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Episodes

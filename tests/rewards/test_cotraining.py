@@ -14,7 +14,7 @@ from tiny_run import assert_same_end, end_of
 from maporl import Arithmetic
 from maporl.config.schema import RewardSection, VerifierSection
 from maporl.errors import ConfigError
-from maporl.rewards import build_sources
+from maporl.rewards.build import build_sources
 from maporl.rewards.rules import build_rules
 from maporl.rewards.verifier.cotraining import pair_loss
 from maporl.rewards.verifier.model import last_outputs

@@ -6,8 +6,7 @@ from maporl import Arithmetic
 from maporl.config.schema import ArenaSection, JudgeSection, RewardSection
 from maporl.errors import ConfigError
 from maporl.methods.arenarl import PairwiseJudge
-from maporl.rewards import as_source
-from maporl.rewards.base import RewardFailure
+from maporl.rewards.base import RewardFailure, as_source
 from maporl.rewards.build import find_source
 from maporl.rewards.judges import PointwiseJudge
 from maporl.runs.build import build_trainer

@@ -2,7 +2,8 @@
 
 from maporl import Arithmetic
 from maporl.engines.scripted import ScriptedEngine
-from maporl.rewards import fill_in, grade_answers, label, score_dialogues
+from maporl.rewards.labels import label
+from maporl.rewards.scoring import fill_in, grade_answers, score_dialogues
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import Referee, SpeakerSpec
 from maporl.types import Example

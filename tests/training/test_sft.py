@@ -17,8 +17,9 @@ from maporl import Agent, Arithmetic, Team
 from maporl.cli.main import app
 from maporl.config.schema import RewardSection, VerifierSection
 from maporl.errors import ConfigError
-from maporl.rewards import build_sources, fill_in
 from maporl.rewards.base import RewardFailure
+from maporl.rewards.build import build_sources
+from maporl.rewards.scoring import fill_in
 from maporl.rewards.verifier.source import checked
 from maporl.runs import train as run
 from maporl.storage.run_folder import RunExists

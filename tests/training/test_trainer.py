@@ -18,8 +18,10 @@ from maporl.engines.human import HumanEngine
 from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
 from maporl.protocols.base import Protocol
-from maporl.rewards import assign_credit, label, score_dialogues
+from maporl.rewards import assign_credit
 from maporl.rewards.base import RewardFailure
+from maporl.rewards.labels import label
+from maporl.rewards.scoring import score_dialogues
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.storage.run_folder import RunExists

@@ -20,9 +20,10 @@ from maporl import (
     Team,
 )
 from maporl.config.schema import BranchingSection
-from maporl.rewards import RewardFailure, RewardSource, as_source, assign_credit, build_sources, fill_in
-from maporl.rewards.build import ANSWERS_ONLY, SOURCES
-from maporl.rewards.scoring import Scorer
+from maporl.rewards import RewardFailure, RewardSource, assign_credit
+from maporl.rewards.base import as_source
+from maporl.rewards.build import ANSWERS_ONLY, SOURCES, build_sources
+from maporl.rewards.scoring import Scorer, fill_in
 from maporl.schedules import Freeze, Plan, Schedule
 from maporl.training import untrained
 from maporl.training.untrained import Count, UntrainedCounter, count_credits, shares

@@ -1,6 +1,5 @@
 """Grading: find the final answer of a text, bring it into one form, and compare it with the label."""
 
-from maporl.tasks.grading.answers import boxed as boxed
 from maporl.tasks.grading.answers import canonical as canonical
 from maporl.tasks.grading.answers import final_answer as final_answer
 from maporl.tasks.grading.answers import grade_mathematics as grade_mathematics
