@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import maporl
+import trl_ext
 from maporl.advantages import Baseline, Return, Scale
 from maporl.config.engines import EngineEntry
 
@@ -130,7 +132,7 @@ SERVER = """## Serve a verifier
 `python -m reward_server`, or `maporl serve`, serves a verifier over HTTP. It has no Python API of its own: [the reward
 server](reward_server.md) documents its options, its requests and its replies.
 """
-SAME = {"trl_ext.Decoding": "Decoding", "trl_ext.UserError": "UserError"}
+SAME = {f"trl_ext.{name}": name for name in trl_ext.__all__ if name in maporl.__all__}
 """Public names of ``trl_ext`` that are the same object as a name of ``maporl``, which the page has."""
 
 
