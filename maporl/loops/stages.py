@@ -1,21 +1,23 @@
 """Train a policy on the rows of a loop, by TRL's SFT, DPO or KTO trainer, on the token ids as they were sampled."""
 
 import math
+import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PrinterCallback
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
 from maporl.config.loops import DPOStage, KTOStage, PolicyStage, RowsStage, SFTStage, StageSection
 from maporl.config.schema import Config
-from maporl.from_trl import DPOConfig, DPOTrainer, RowsAsTheyAre, SFTConfig, SFTTrainer
-from maporl.loops.kto import kto_rows, kto_trainer, mismatched, never_asked, shuffled
+from maporl.from_trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RowsAsTheyAre, SFTConfig, SFTTrainer
 from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
 from maporl.training.args import name_of_run
@@ -208,9 +210,9 @@ def _train_kto(
     reference: Policy | None,
 ) -> float:
     rows = shuffled(rows, config.seed)
-    sides, judge = (rows, mismatched(rows)), reference or policy
+    sides, judge = (rows, _mismatched(rows)), reference or policy
     logprobs = [[0.0] * len(rows) if stage.reference == "none" else completion_logprobs(judge, side) for side in sides]
-    trainer = kto_trainer(
+    trainer = _kto_trainer(
         policy.model,
         policy.tokenizer,
         rows,
@@ -279,7 +281,7 @@ class DPOLearner:
         with self.policy.active():
             trainer = SampledDPOTrainer(
                 model=self.policy.model,
-                ref_model=never_asked(),
+                ref_model=_never_asked(),
                 args=DPOConfig(
                     beta=0.1 if stage.beta is None else stage.beta,
                     loss_type=["sigmoid_norm" if stage.norm else "sigmoid", *(["sft"] if stage.likelihood else [])],
@@ -306,3 +308,83 @@ def run_quietly(trainer: Any, quiet: bool) -> float:
     if quiet:
         trainer.remove_callback(PrinterCallback)
     return float(trainer.train().training_loss)
+
+
+class _NeverAsked(PreTrainedModel):
+    """A reference without weights."""
+
+
+def _never_asked() -> PreTrainedModel:
+    """Return a reference for TRL's trainers, whose rows hold what a reference would say.
+
+    Without one they copy the policy, or its adapter, which they expect to be called ``default``.
+    """
+    return _NeverAsked(PretrainedConfig(attn_implementation="eager"))  # type: ignore[call-arg]  # it takes any
+
+
+# -- KTO, on rows that hold the log-probabilities of the reference -----------------------------------------------------
+
+
+class SampledKTOTrainer(RowsAsTheyAre, KTOTrainer):
+    """TRL's KTO trainer for rows that hold token ids and the reference's log-probabilities."""
+
+
+def shuffled(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Return the rows in the order of training. KTO needs a fixed one, because neighbours are compared."""
+    return random.Random(f"{seed}/kto").sample(list(rows), len(rows))
+
+
+def _mismatched(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with the completion of the row before them, and the first one with that of the last."""
+    return [replace(row, completion_ids=rows[n - 1].completion_ids) for n, row in enumerate(rows)]
+
+
+def kto_rows(rows: Sequence[Row], reference: Sequence[float], kl_reference: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the rows with the columns of TRL's KTO trainer.
+
+    ``reference`` holds the reference's log-probabilities of the completions, and ``kl_reference`` those of the
+    :func:`_mismatched` ones.
+    """
+    return [
+        {
+            "prompt_ids": row.prompt_ids,
+            "completion_ids": row.completion_ids,
+            "KL_completion_ids": other.completion_ids,
+            "label": row.good,
+            "ref_logps": logprob,
+            "ref_KL_logps": kl,
+        }
+        for row, other, logprob, kl in zip(rows, _mismatched(rows), reference, kl_reference, strict=True)
+    ]
+
+
+def good_weight(rows: Sequence[Row]) -> float:
+    """Return the weight of good rows with which they count as much in all as the bad ones, whose weight is 1."""
+    good = sum(bool(row.good) for row in rows)
+    return (len(rows) - good) / good
+
+
+def _kto_trainer(
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    columns: list[dict[str, Any]],
+    beta: float,
+    options: dict[str, Any],
+    optimizer: Any,
+) -> KTOTrainer:
+    """Return TRL's trainer for :func:`kto_rows`."""
+    return SampledKTOTrainer(
+        model=model,
+        ref_model=_never_asked(),
+        args=KTOConfig(
+            beta=beta,
+            desirable_weight=good_weight(rows),
+            precompute_ref_log_probs=True,
+            train_sampling_strategy="sequential",
+            **options,
+        ),
+        train_dataset=Dataset.from_list(columns),
+        processing_class=tokenizer,
+        optimizers=(optimizer, None),
+    )

@@ -23,15 +23,14 @@ from maporl.config.imports import named_imports
 from maporl.config.loops import DPOStage, KTOStage, LoopSection, SFTStage
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
-from maporl.loops import kto, stages
-from maporl.loops.kto import kto_rows
+from maporl.loops import stages
 from maporl.loops.pairs import Gap, Siblings
 from maporl.loops.plan import stages_of
 from maporl.loops.replay import drawn, redrawn, shares
 from maporl.loops.rows import Pair, Row, described, of_round
 from maporl.loops.shards import dialogues_of, stage_rows
 from maporl.loops.singles import BestOf, Signs, Threshold, selected
-from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_jointly, train_stage
+from maporl.loops.stages import completion_logprobs, dpo_rows, kto_rows, sft_rows, train_jointly, train_stage
 from maporl.report.charts import charts
 from maporl.report.metric_panels import METRICS
 from maporl.report.read import read_run
@@ -458,9 +457,9 @@ def test_kto_compares_each_prompt_with_the_completion_before_it_and_balances_bot
         (True, -2, -5),
         (False, -3, -6),
     ]
-    assert kto.good_weight(signed(3, 9)) == 3
-    assert sorted(map(str, kto.shuffled(rows, 1))) == sorted(map(str, rows))
-    assert kto.shuffled(signed(9, 9), 1) != kto.shuffled(signed(9, 9), 2)
+    assert stages.good_weight(signed(3, 9)) == 3
+    assert sorted(map(str, stages.shuffled(rows, 1))) == sorted(map(str, rows))
+    assert stages.shuffled(signed(9, 9), 1) != stages.shuffled(signed(9, 9), 2)
 
 
 @pytest.mark.parametrize("reference", ["stage", "none"])
