@@ -20,8 +20,7 @@ from written_runs import data_of
 
 from maporl.config.schema import TinySection
 from maporl.crossplay.entrants import read_entrants, seats_of, shared_questions
-from maporl.crossplay.play import play_crossplay
-from maporl.crossplay.pool import AgentPool
+from maporl.crossplay.play import AgentPool, play_crossplay
 from maporl.errors import ConfigError, RunError
 from maporl.hub.folder import weights_of
 from maporl.hub.pull import read_team
@@ -198,7 +197,7 @@ def changed(run, folder, **changes):
 
 
 def test_runs_that_cannot_play_together_are_refused_before_a_model_loads(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("maporl.crossplay.pool.load_agents", None)
+    monkeypatch.setattr("maporl.crossplay.play.load_agents", None)
     agents = yaml.safe_load((runs[0] / "config.yaml").read_text())["agents"]
     short = TINY["protocol"]
     frozen = {name: section | {"trainable": name == "ann"} for name, section in agents.items()}
@@ -236,7 +235,7 @@ def test_runs_that_cannot_play_together_are_refused_before_a_model_loads(runs, t
 
 
 def test_one_trained_agent_beside_a_frozen_model_cannot_be_crossed(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("maporl.crossplay.pool.load_agents", None)
+    monkeypatch.setattr("maporl.crossplay.play.load_agents", None)
     agents = yaml.safe_load((runs[0] / "config.yaml").read_text())["agents"]
     bob = agents["bob"] | {"tiny": None, "model": str(runs[0] / "final/bob"), "trainable": False}
     paths = [
