@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from trl_ext.errors import NOT_USERS, UserError, one_line
-
-__all__ = ["ConfigError", "Fault", "RunError", "UserError", "each", "install_command", "one_line", "refuse", "refused"]
-
+from trl_ext.errors import NOT_USERS, UserError
+from trl_ext.errors import one_line as one_line
 
 Run = TypeVar("Run")
 
