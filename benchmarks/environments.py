@@ -162,7 +162,7 @@ def _private_kilobytes(pid: int) -> int:
 
 def textarena() -> dict:
     """Play games of TextArena side by side with random bids, one move of each game after the other."""
-    from maporl.environments.games import TextArena
+    from maporl.environments.games.text_arena import TextArena
 
     moves = ["[Bid: 1, 2]", "[Bid: 2, 3]", "[Bid: 3, 3]", "[Bid: 4, 4]", "[Call]"]
     rng = random.Random(0)

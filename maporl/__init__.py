@@ -41,9 +41,10 @@ _MODULES = {
     "maporl.playground.tiny_programs": "TinyPrograms",
     "maporl.playground.warm_start": "warm_start",
     "maporl.protocols": (
-        "Attempts CallReturn Chain Code Collaboration Debate Design Forum Orchestrate PlayGame PlayWorld Program "
-        "Propose Protocol PROTOCOLS Refine Route"
+        "Attempts CallReturn Chain Code Collaboration Debate Design Forum Orchestrate PlayGame PlayWorld Propose "
+        "Protocol PROTOCOLS Refine Route"
     ),
+    "maporl.protocols.program": "Program",
     "maporl.report.page": "write_report",
     "maporl.report.read": "read_run Run",
     "maporl.rewards": "RewardFailure RewardSource SOURCES",
@@ -60,9 +61,10 @@ _MODULES = {
     "maporl.storage.run_folder": "RunFolder",
     "maporl.tasks": (
         "ANLI Documents Episodes FANToM GSM8K HotpotQA HumanEval Mathematics MBPP Mixture PromptDataset Prompts Task "
-        "TaskError TASKS TinyGSM Triplets Verifiers"
+        "TaskError TASKS TinyGSM Triplets"
     ),
     "maporl.tasks.lessons": "Lessons",
+    "maporl.tasks.verifiers": "Verifiers",
     "maporl.team.agents": "Agent",
     "maporl.team.team": "Team",
     "maporl.tiny": "build_tiny_model build_tiny_tokenizer",

@@ -113,8 +113,8 @@ def _lines(error: Exception) -> list[str]:
     return [str(error), *(note.removeprefix("error: ") for note in getattr(error, "__notes__", ()))]
 
 
-def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra, such as "quantized".
+def install_command(extra: str | None = None) -> str:
+    """Return the command that installs the packages of an extra, such as "quantized", or by default maporl itself.
 
     It names the place from which maporl was installed, which is the checkout, or the address that pip recorded. If none
     is recorded, it names the packages themselves: on an index, the name of maporl may be somebody else's.
@@ -122,7 +122,7 @@ def install_command(extra: str) -> str:
     from importlib.metadata import PackageNotFoundError, distribution  # it takes longer to load than all errors
     from urllib.parse import unquote, urlsplit
 
-    checkout = Path(__file__).parents[1]
+    checkout, named = Path(__file__).parents[1], "" if extra is None else f"[{extra}]"
     source, required = None, None
     with suppress(PackageNotFoundError, ValueError):
         installed = distribution("maporl")
@@ -133,10 +133,12 @@ def install_command(extra: str) -> str:
         source = {"url": checkout.as_uri(), "dir_info": {"editable": True}}
     if source and "dir_info" in source:
         editable = "-e " if source["dir_info"].get("editable") else ""
-        return f"pip install {editable}'{unquote(urlsplit(source['url']).path)}[{extra}]'"
+        return f"pip install {editable}'{unquote(urlsplit(source['url']).path)}{named}'"
+    if not source and extra is None:
+        return "pip install --force-reinstall, with the file or address from which it was installed"
     if not source:
-        named = f'extra == "{extra}"'
-        needed = [one.partition(";")[0].strip() for one in required or () if named in one.replace("'", '"')]
+        marker = f'extra == "{extra}"'
+        needed = [one.partition(";")[0].strip() for one in required or () if marker in one.replace("'", '"')]
         return f"pip install {' '.join(map(repr, needed))}"
     vcs = f"{source['vcs_info']['vcs']}+" if "vcs_info" in source else ""
-    return f"pip install 'maporl[{extra}] @ {vcs}{source['url']}'"
+    return f"pip install 'maporl{named} @ {vcs}{source['url']}'"

@@ -19,6 +19,7 @@ import sysconfig
 import traceback
 from collections import UserDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
@@ -28,7 +29,7 @@ from typing import Any, TypeVar
 
 from maporl.config.loops import RowsStage
 from maporl.config.schema import Config
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from trl_ext.errors import is_users
 
 _WORD = r"[^\W\d]\w*"
@@ -38,6 +39,8 @@ FINGERPRINTS = "module_fingerprints.json"
 """The file of a run's folder with the hashes of the user's own modules."""
 _FOLDERS: set[Path] = set()
 """The folders of all configurations that this process has imported modules for."""
+OWN = frozenset({"maporl", "reward_server", "trl_ext"})
+"""The packages of this distribution."""
 _INSTALLED = {Path(path).resolve() for path in sysconfig.get_paths().values()}
 
 Part = TypeVar("Part")
@@ -47,8 +50,11 @@ class Parts(UserDict[str, Any]):
     """Parts by the names that a configuration may give them. One that is written ``MODULE:OBJECT`` is imported when it
     is read.
 
-    So a table names what one method alone uses (:mod:`maporl.methods`) without importing it: its module stands above
-    the table.
+    So a table names what an extension has (:func:`extension`), such as what one method alone uses
+    (:mod:`maporl.methods`), without importing it: its module stands above the table.
+
+    Raises:
+        ConfigError: the part is read, and its package is missing.
 
     >>> table = Parts({"root": "math:sqrt"})
     >>> table["root"](9.0), list(table), "square" in table
@@ -58,8 +64,47 @@ class Parts(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         part = self.data[name]
         if isinstance(part, str):
-            part = self.data[name] = pkgutil.resolve_name(part)
+            part = self.data[name] = extension(part, name)
         return part
+
+    def installed(self) -> dict[str, Any]:
+        """Return all parts but those whose packages are missing."""
+        found = {}
+        for name in self.data:
+            with suppress(ConfigError):
+                found[name] = self[name]
+        return found
+
+    def name_of(self, part: Any) -> str | None:
+        """Return the name of a class or a function, or None if it has none here. Nothing is imported."""
+        text = f"{part.__module__}:{part.__qualname__}"
+        return next((name for name, entry in self.data.items() if entry is part or entry == text), None)
+
+
+def extension(name: str, what: str) -> Any:
+    """Return the object ``MODULE:OBJECT`` of an extension: a package that maporl can do without.
+
+    The core names its extensions by such texts and never imports one, so that whoever does not use an extension need
+    neither have it nor know it. ``what`` is what needs it, with which the error begins.
+
+    Raises:
+        ConfigError: the extension, or a package that it imports, is not installed. The message says what to install.
+
+    >>> extension("math:sqrt", "tools.root")(9.0)
+    3.0
+    >>> extension("maporl.nothing:Nothing", "tools.nothing")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    maporl.errors.ConfigError: tools.nothing needs maporl.nothing, which this copy of maporl lacks; install all of it...
+    """
+    try:
+        return pkgutil.resolve_name(name)
+    except ModuleNotFoundError as error:
+        lacking = str(error.name)
+        if lacking.partition(".")[0] in OWN:
+            why = f"{lacking}, which this copy of maporl lacks; install all of it: {install_command()}"
+        else:
+            why = f"the package {lacking}; pip install {lacking}"
+        raise ConfigError(f"{what} needs {why}") from None
 
 
 def is_import(name: Any) -> bool:
@@ -218,10 +263,13 @@ def look_up(name: Any, known: Mapping[str, Part], where: str, base: type | None 
         base: the class from which an imported object must derive. If it is None, the caller checks the object.
 
     Raises:
-        ConfigError: no such part exists, or the imported object is not of the right kind.
+        ConfigError: no such part exists, its package is missing, or the imported object is not of the right kind.
     """
     if isinstance(name, str) and name in known:
-        return known[name]
+        try:
+            return known[name]
+        except ConfigError as error:  # its package is missing
+            raise ConfigError(f"{where}: {error}") from None
     if not is_import(name):
         raise ConfigError(f"{where}: {unknown(name, known)}; {_own(name)}")
     module, _, path = name.partition(":")

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from maporl.config.engines import ENGINES
+from maporl.config.imports import extension
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
 from maporl.team.agents import Policy
@@ -55,5 +55,5 @@ def build_engines(
         speaking = {agent for agent, engine in agents.items() if engine == name}
         served = {policy.name: policy for policy in policies.values() if speaking & set(policy.agents)}
         setup = EngineSetup({agent: options.get(agent) for agent in speaking}, served, sampling, folder)
-        engines[name] = import_module(ENGINES[name].module).build(setup)
+        engines[name] = extension(f"{ENGINES[name].module}:build", f"engine {name!r}")(setup)
     return engines

@@ -6,13 +6,16 @@ Imports torch only where vLLM is installed or named.
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from maporl.config import Config, parse_config, read_yaml
+from maporl.config.engines import ENGINES
+from maporl.config.imports import extension
 from maporl.config.schema import AgentSection, ColocateSection, VLLMSection
-from maporl.errors import Fault, install_command
+from maporl.errors import Fault, install_command, refused
 from maporl.run import ResolvedRun
 
 CONFIG = "config.yaml"
@@ -62,12 +65,15 @@ def vllm_runs_here(config: Config) -> bool:
 
 
 def check(run: ResolvedRun) -> Iterator[Fault]:
-    """Yield agents that train all their weights, which cannot travel from this process to their vLLM servers.
+    """Yield agents whose engine is missing, and those that train all their weights, which cannot travel from this
+    process to their vLLM servers.
 
     Adapters travel by HTTP. Whole weights travel over a GPU group (NCCL), which this process joins with vLLM's package.
     """
     config = run.config
     for name, agent in config.agents.items():
+        if agent.engine == "vllm":
+            yield from refused(partial(extension, f"{ENGINES['vllm'].module}:build", f"agents.{name}.engine: vllm"))
         if agent.vllm is None or not agent.vllm.urls or not agent.trainable or agent.lora or agent.adapter:
             continue
         import torch

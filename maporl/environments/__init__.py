@@ -5,11 +5,7 @@ the options of its section. One of ``TOOLS`` returns a :class:`Tool`, a :class:`
 ``ENVIRONMENTS`` returns an :class:`Environment`.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from maporl.environments.adapters.mcp import MCPEnvironment, MCPTools
-from maporl.environments.adapters.open_env import OpenEnv
+from maporl.config.imports import Parts
 from maporl.environments.base import Environment as Environment
 from maporl.environments.base import Tool as Tool
 from maporl.environments.base import Toolbox as Toolbox
@@ -18,17 +14,21 @@ from maporl.environments.python import Python, RunTests
 from maporl.environments.search import QuestionSearch, bm25
 from maporl.environments.triplets import TripletTool
 
-TOOLS: dict[str, Callable[..., Any]] = {
-    "bm25": bm25,
-    "calculator": calculator,
-    "mcp": MCPTools,
-    "python": Python,
-    "run_tests": RunTests,
-    "triplet": TripletTool,
-}
+TOOLS = Parts(
+    {
+        "bm25": bm25,
+        "calculator": calculator,
+        "mcp": "maporl.environments.adapters.mcp:MCPTools",
+        "python": Python,
+        "run_tests": RunTests,
+        "triplet": TripletTool,
+    }
+)
 
-ENVIRONMENTS: dict[str, Callable[..., Any]] = {
-    "bm25": QuestionSearch,
-    "mcp": MCPEnvironment,
-    "openenv": OpenEnv,
-}
+ENVIRONMENTS = Parts(
+    {
+        "bm25": QuestionSearch,
+        "mcp": "maporl.environments.adapters.mcp:MCPEnvironment",
+        "openenv": "maporl.environments.adapters.open_env:OpenEnv",
+    }
+)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from maporl.config import Config, validated
-from maporl.config.imports import look_up
+from maporl.config.imports import Parts, look_up
 from maporl.config.schema import AgentSection
 from maporl.errors import ConfigError
 from maporl.protocols.attempts import Attempts as Attempts
@@ -20,29 +20,30 @@ from maporl.protocols.forum import Forum as Forum
 from maporl.protocols.game import PlayGame as PlayGame
 from maporl.protocols.judging import StepJudge, judge_of, judged
 from maporl.protocols.orchestrate import Orchestrate as Orchestrate
-from maporl.protocols.program import Program as Program
 from maporl.protocols.propose import Propose
 from maporl.protocols.refine import Refine as Refine
 from maporl.protocols.route import Route as Route
 from maporl.protocols.world import PlayWorld as PlayWorld
 
-PROTOCOLS: dict[str, Any] = {
-    "debate": Debate,
-    "chain": Chain,
-    "collaboration": Collaboration,
-    "forum": Forum,
-    "refine": Refine,
-    "call_return": CallReturn,
-    "orchestrate": Orchestrate,
-    "game": PlayGame,
-    "route": Route,
-    "world": PlayWorld,
-    "code": Code,
-    "propose": Propose,
-    "attempts": Attempts,
-    "design": Design,
-    "program": Program,
-}
+PROTOCOLS = Parts(
+    {
+        "debate": Debate,
+        "chain": Chain,
+        "collaboration": Collaboration,
+        "forum": Forum,
+        "refine": Refine,
+        "call_return": CallReturn,
+        "orchestrate": Orchestrate,
+        "game": PlayGame,
+        "route": Route,
+        "world": PlayWorld,
+        "code": Code,
+        "propose": Propose,
+        "attempts": Attempts,
+        "design": Design,
+        "program": "maporl.protocols.program:Program",
+    }
+)
 
 
 def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str = "configuration") -> Protocol:

@@ -23,7 +23,6 @@ from maporl.rewards.labels import (
     verdict,
 )
 from maporl.rewards.likelihood import Likelihood
-from maporl.rewards.verifiers_rewards import VerifiersReward
 from maporl.types import Message, Utterance
 
 
@@ -54,11 +53,6 @@ def _function(function: Scoring, answers_only: bool = False, compares: bool = Fa
 
     build.__doc__ = function.__doc__
     return build
-
-
-def _verifiers(section: RewardSection, voices: Voices | None) -> RewardSource:
-    """Return the sum of the weighted rewards that a task of the library verifiers gives an answer."""
-    return VerifiersReward()
 
 
 def _brevity(section: RewardSection, voices: Voices | None) -> RewardSource:
@@ -98,7 +92,7 @@ SOURCES = Parts(
         "critical_steps": _function(critical_steps),
         "tokens": _function(tokens),
         "repeats": "maporl.methods.r_zero:build",
-        "verifiers": _verifiers,
+        "verifiers": "maporl.rewards.verifiers_rewards:build",
         "brevity": _brevity,
         "verifier": _verifier,
         "judge": _judge,
@@ -109,7 +103,7 @@ SOURCES = Parts(
     }
 )
 """Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models. The
-source of one method alone is in :mod:`maporl.methods`, and its module is imported when the source is built."""
+source of one method or library alone has a module of its own, which is imported when the source is built."""
 
 ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "majority", "brevity", "verifier", "judge", "arena"})
 """The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must

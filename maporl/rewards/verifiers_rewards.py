@@ -2,8 +2,10 @@
 
 import asyncio
 
+from maporl.config.schema import RewardSection
 from maporl.event_loop import wait
 from maporl.rewards.base import RewardFailure, RewardSource, Values
+from maporl.rewards.build import Voices
 from maporl.tasks.base import Task
 from maporl.tasks.verifiers import Verifiers
 from maporl.types import Dialogue, Example, Message
@@ -54,3 +56,8 @@ def conversation(dialogue: Dialogue, answer: int) -> list[Message]:
         said += [] if number == 0 else u.messages
         said.append({"role": "assistant", "content": u.text})
     return said
+
+
+def build(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return the sum of the weighted rewards that a task of the library verifiers gives an answer."""
+    return VerifiersReward()

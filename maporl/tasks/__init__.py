@@ -18,7 +18,6 @@ from maporl.tasks.registry import TASKS as TASKS
 from maporl.tasks.registry import build_task as build_task
 from maporl.tasks.tinygsm import TinyGSM as TinyGSM
 from maporl.tasks.triplets import Triplets as Triplets
-from maporl.tasks.verifiers import Verifiers
 
 TASKS |= {
     "toy_sum": "maporl.playground.arithmetic:Arithmetic",
@@ -36,7 +35,7 @@ TASKS |= {
     "mbpp": MBPP,
     "humaneval": HumanEval,
     "tiny_programs": "maporl.playground.tiny_programs:TinyPrograms",
-    "verifiers": Verifiers,
+    "verifiers": "maporl.tasks.verifiers:Verifiers",
     "prompts": PromptDataset,
     "mixture": Mixture,
     "documents": Documents,

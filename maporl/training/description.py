@@ -19,7 +19,7 @@ from maporl.advantages.baselines import BASELINES
 from maporl.advantages.returns import RETURNS
 from maporl.advantages.scales import SCALES
 from maporl.advantages.transforms import TRANSFORMS
-from maporl.config.imports import import_folder, import_name
+from maporl.config.imports import Parts, import_folder, import_name
 from maporl.config.parse import validated
 from maporl.config.schema import TrainingOptions
 from maporl.environments.base import Tool
@@ -131,10 +131,10 @@ class _Description:
             self.only_in_python["protocol"] = f"{_called(self.parts.protocol)} with options that cannot be written down"
         return section
 
-    def _named(self, key: str, registry: Mapping[str, Any], part: Any) -> dict[str, Any]:
+    def _named(self, key: str, registry: Parts, part: Any) -> dict[str, Any]:
         """Return the name and the options of a task or a protocol. Options that cannot be written down are left out."""
         kind = unjudged_kind(part) if isinstance(part, Protocol) else type(part)
-        name = next((name for name, entry in registry.items() if entry is kind and _comes_with_maporl(entry)), None)
+        name = registry.name_of(kind) if _comes_with_maporl(kind) else None
         if name is None and dataclasses.is_dataclass(part):
             name = self._imported(kind)
         if name is None:

@@ -78,7 +78,7 @@ def _task(run: ResolvedRun) -> Iterator[Fault]:
     name = config.task.get("name")
     task = build_task(config.task, "train", config.seed, run.where)
     if not task.has_questions and not protocol.own_questions:
-        with_questions = ", ".join(name for name, kind in TASKS.items() if kind.has_questions)
+        with_questions = ", ".join(name for name, kind in TASKS.installed().items() if kind.has_questions)
         yield Fault(
             "task",
             f"{name!r} has no questions, and protocol {config.protocol['name']!r} brings none",

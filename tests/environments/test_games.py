@@ -22,11 +22,11 @@ from maporl.environments.games import (
     Signals,
     Sokoban,
     Sudoku,
-    TextArena,
     TicTacToe,
 )
 from maporl.environments.games.plan_path import distances
 from maporl.environments.games.sokoban import level, solvable
+from maporl.environments.games.text_arena import TextArena
 from maporl.validation.load import from_dict
 
 

@@ -9,8 +9,10 @@ import pytest
 from played_games import play
 
 from maporl.engines.random_moves import RandomMoves, build
-from maporl.environments.games import Game, PettingZoo, TextArena
+from maporl.environments.games import Game
+from maporl.environments.games.petting_zoo import PettingZoo
 from maporl.environments.games.spaces import in_words
+from maporl.environments.games.text_arena import TextArena
 from maporl.errors import ConfigError
 from maporl.protocols.game import PlayGame
 from maporl.runs.evaluate import evaluate

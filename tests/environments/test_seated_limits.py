@@ -6,7 +6,8 @@ from importlib.util import find_spec
 import pytest
 from played_games import play
 
-from maporl.environments.games import PettingZoo, TextArena
+from maporl.environments.games.petting_zoo import PettingZoo
+from maporl.environments.games.text_arena import TextArena
 from maporl.errors import ConfigError
 from maporl.protocols.game import PlayGame
 

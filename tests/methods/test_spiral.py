@@ -7,7 +7,8 @@ import random
 import pytest
 from scripted_training import TokenScript, played, recipe_values, rows, scripted_trainer
 
-from maporl.environments.games import KuhnPoker, TextArena
+from maporl.environments.games import KuhnPoker
+from maporl.environments.games.text_arena import TextArena
 from maporl.protocols import PlayGame
 from maporl.validation.load import load
 
