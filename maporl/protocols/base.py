@@ -1,10 +1,10 @@
 """The contract of a protocol, which decides who speaks when and what each speaker sees. Imports no torch."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from maporl.environments.base import Tool
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, Fault
 from maporl.protocols.silence import check_word, mark_passes
 from maporl.text import check_choices, check_names, check_texts
 from maporl.text import check_template as check_template
@@ -103,6 +103,8 @@ class Protocol:
     waits: bool = False
     """Whether it waits for something outside of the dialogue (:class:`maporl.types.Wait`), which takes its time and may
     let what is asked at once come in any order."""
+    runs_program: bool = False
+    """Whether a program of the user's decides what is asked, so that it may ask nobody."""
     pass_: str | None = None
     """The answer by which an agent declines. A configuration calls it ``pass``. None: nobody may decline.
 
@@ -160,6 +162,11 @@ class Protocol:
     def in_rehearsal(self) -> "Protocol":
         """Return the protocol as it is rehearsed with made-up words before a run. By default it is this one."""
         return self
+
+    def check_rehearsal(self, rehearsal: Any) -> Iterable[Fault]:
+        """Return what is wrong with how it played (:class:`maporl.validation.rehearsal.Rehearsal`). By default
+        nothing."""
+        return ()
 
     def at_update(self, update: int) -> "Protocol":
         """Return the protocol as it is played in ``update``, counted from 1."""

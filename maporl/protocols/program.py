@@ -13,14 +13,14 @@ from typing import Any, Literal
 from urllib.request import getproxies
 
 from maporl.config.imports import kind_of, look_up
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, Fault
 from maporl.hosts import past_proxies
 from maporl.programs.gateway import Call, Report, Session, gateway
 from maporl.programs.histories import Histories, Place
-from maporl.programs.running import Ending, Question, Run, Runner, of_command, of_function, own_clients
+from maporl.programs.running import LATE, Ending, Question, Run, Runner, of_command, of_function, own_clients
 from maporl.programs.wire import Refused, calls_of, said
 from maporl.protocols.base import Dropped, Play, Protocol
-from maporl.types import IN_PLAY, Ask, Example, Message, Result, Utterance, Wait
+from maporl.types import IN_PLAY, Ask, Example, Message, Result, Utterance, Wait, why_nobody
 from trl_ext.ppo.options import option
 
 REHEARSED_SECONDS = 30.0
@@ -89,6 +89,7 @@ class Program(Protocol):
     pays = frozenset({"reported"})
     every_step_scored = False
     waits = True
+    runs_program = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -150,6 +151,53 @@ class Program(Protocol):
     def in_rehearsal(self) -> "Program":
         """Return the program as it is rehearsed: it may fail, because nobody answers it as it expects."""
         return dataclasses.replace(self, on_failure="zero", seconds=min(self.seconds, REHEARSED_SECONDS))
+
+    def check_rehearsal(self, rehearsal: Any) -> Iterator[Fault]:
+        """Yield all that the program asks for and is always refused, or else that it always fails or asks no learner.
+
+        It is an error if a refusal ends the program each time or keeps it from every learner, because the run would
+        learn nothing then. So is a program that asks nobody on any of several questions, because no words have decided
+        that.
+        """
+        run = rehearsal.run
+        dialogues = [play.dialogue for play in rehearsal.plays]
+        failures = [(dialogue.outcome or {}).get("failure") for dialogue in dialogues]
+        answered = {u.agent for dialogue in dialogues for u in dialogue.utterances if "refused" not in u.tags}
+        unasked = not answered & set(run.learners or run.speakers)
+        refused = dict.fromkeys(self._always_refused(rehearsal))
+        for why in refused:
+            what = f"a request of the program is refused: {why}"
+            yield Fault("protocol", what, "", "error" if all(failures) or unasked else "warning")
+        if refused:
+            return
+        last = f". The last failure:\n{failures[-1]}" if all(failures) else ""
+        # a program that begins slowly has more time in the run
+        if why_nobody(dialogues) and LATE not in last and (nobody := why_nobody(rehearsal.silent_elsewhere())):
+            remedy = f"let its client use the base_url that it is given, with the name of an agent as model{last}"
+            yield Fault("protocol", f"the program asks no agent: {nobody}", remedy)
+        if last:
+            remedy = f"call it with such words, or try it with maporl play{last}"
+            yield Fault("protocol", "the program failed in three rehearsals with made-up words", remedy, "warning")
+        if unasked:
+            learners = ", ".join(run.learners)
+            what = f"the program asked none of the agents that are trained ({learners}) in three rehearsals"
+            remedy = "let its client use the base_url that it is given, with the name of an agent as model"
+            yield Fault("protocol", what, remedy, "warning")
+
+    def _always_refused(self, rehearsal: Any) -> Iterator[str]:
+        """Yield why requests of the program are refused, whatever is said.
+
+        It is then played without the fields that can be ignored, as the remedy says, to find what else would be
+        refused.
+        """
+        outcomes = [play.dialogue.outcome or {} for play in rehearsal.plays]
+        within = all(outcome.get("calls", 0) < self.calls for outcome in outcomes)  # words decide, else
+        whys = [why for why in outcomes[-1].get("refused", []) if all(why in o.get("refused", []) for o in outcomes)]
+        yield from whys if within else []
+        fields = {why.partition(":")[0] for why in whys if "protocol.ignore" in why} - set(self.ignore)
+        if within and fields:
+            further = replace(self, ignore=(*self.ignore, *sorted(fields)))
+            yield from further._always_refused(rehearsal.of(further))
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play until the program ends. The outcome says how.

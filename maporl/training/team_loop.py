@@ -15,7 +15,6 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from maporl.errors import refuse
 from maporl.evaluation.metrics import Evaluation
 from maporl.evaluation.tables import audit_table, evaluation_table, learned
-from maporl.protocols.program import Program
 from maporl.report.audit import TEAM
 from maporl.report.metric_panels import bar_text, what_matters_first
 from maporl.rollout.player import Player, evaluate_everywhere
@@ -266,7 +265,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             }
             for name in player.speakers
         }
-        program: dict[str, dict] = {"the program": {}} if isinstance(player.protocol, Program) else {}
+        program: dict[str, dict] = {"the program": {}} if player.protocol.runs_program else {}
         return {
             "run": {"the run": {"why": self.nobody_asked}},
             "task": {"the task": {"name": self.task.name, "questions": len(self.task), **self.data}},

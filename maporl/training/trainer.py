@@ -21,7 +21,6 @@ from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine
 from maporl.environments.build import TeamTools
 from maporl.protocols.base import Protocol
-from maporl.protocols.program import Program
 from maporl.report.audit import metric_counts
 from maporl.rewards.base import RewardSource
 from maporl.schedules import Schedule
@@ -261,7 +260,7 @@ class MultiAgentPPOTrainer(TeamLoop):
             self.player.sync_engines(self.learners, self._whole_policy, batch.number)
         with self.player.interleaving.running():
             batch.metrics |= measured(batch, self.player, bool(self.args.async_depth))
-        if isinstance(self.player.protocol, Program):
+        if self.player.protocol.runs_program:
             self.nobody_asked = why_nobody([*batch.dialogues, *batch.dropped])
             vars(self).pop("_facts", None)  # it is one of them
         batch.counts |= metric_counts(batch.metrics, self.learners)

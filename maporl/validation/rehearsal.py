@@ -9,7 +9,7 @@ groups have one row (:mod:`maporl.training.lonely`), which would stop a run at i
 import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from maporl.config.parse import entry_name
@@ -18,9 +18,7 @@ from maporl.engines.base import Request
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import Fault
-from maporl.programs.running import LATE
 from maporl.protocols.base import Protocol
-from maporl.protocols.program import Program
 from maporl.protocols.propose import in_place_of_question
 from maporl.rewards.rules import build_rules
 from maporl.rollout import made_up
@@ -30,7 +28,7 @@ from maporl.rollout.made_up import Players, Script, first_steps, rightness, sile
 from maporl.run import ResolvedRun
 from maporl.team.loading import context_length
 from maporl.training.lonely import Grouping
-from maporl.types import Dialogue, why_nobody
+from maporl.types import Dialogue
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.ppo.options import GREEDY
 from trl_ext.process import distributed
@@ -78,6 +76,20 @@ class Rehearsal:
     def marked(self) -> Play:
         """Every answer says who gives it. A word that only decides who speaks next is what a warm start would teach."""
         return self._play(_marks())
+
+    @property
+    def plays(self) -> tuple[Play, Play, Play]:
+        """All three."""
+        return self.silent, self.right, self.marked
+
+    def of(self, protocol: Protocol) -> "Rehearsal":
+        """Return the rehearsal of the same run by another protocol."""
+        return Rehearsal(self.run, self.world, protocol)
+
+    def silent_elsewhere(self) -> list[Dialogue]:
+        """Return the dialogues on about four questions from all parts of the task, in which all answers are empty."""
+        others = [self.run.task[number] for number in range(0, len(self.run.task), len(self.run.task) // 3 + 1)]
+        return first_steps(self.driver(Players(silence)), others)[0]
 
     def driver(self, players: Players) -> RolloutDriver:
         """Return a driver of the run's protocol, as it is in the first update, in which ``players`` answer for all."""
@@ -152,7 +164,7 @@ def findings(rehearsal: Rehearsal) -> Iterator[Fault]:
     """Yield a warning for questions that nobody is asked, roles that nobody has, and agents that hear nothing."""
     yield from _questions(rehearsal.run)
     yield from _documents(rehearsal)
-    yield from _program(rehearsal)
+    yield from rehearsal.protocol.check_rehearsal(rehearsal)
     yield from _unasked(rehearsal)
     yield from _roles(rehearsal)
     yield from _hearing(rehearsal)
@@ -170,40 +182,6 @@ def _questions(run: ResolvedRun) -> Iterator[Fault]:
         )
 
 
-def _program(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield all that a program asks for and is always refused, or else that it always fails or asks no learner.
-
-    It is an error if a refusal ends the program each time or keeps it from every learner, because the run would learn
-    nothing then. So is a program that asks nobody on any of several questions, because no words have decided that.
-    """
-    run, protocol = rehearsal.run, rehearsal.protocol
-    if not isinstance(protocol, Program):
-        return
-    dialogues = [play.dialogue for play in (rehearsal.silent, rehearsal.right, rehearsal.marked)]
-    failures = [(dialogue.outcome or {}).get("failure") for dialogue in dialogues]
-    answered = {u.agent for dialogue in dialogues for u in dialogue.utterances if "refused" not in u.tags}
-    unasked = not answered & set(run.learners or run.speakers)
-    refused = dict.fromkeys(_refused(rehearsal, protocol))
-    for why in refused:
-        what = f"a request of the program is refused: {why}"
-        yield Fault("protocol", what, "", "error" if all(failures) or unasked else "warning")
-    if refused:
-        return
-    last = f". The last failure:\n{failures[-1]}" if all(failures) else ""
-    if why_nobody(dialogues) and LATE not in last:  # a program that begins slowly has more time in the run
-        others = [run.task[number] for number in range(0, len(run.task), len(run.task) // 3 + 1)]
-        if nobody := why_nobody(first_steps(rehearsal.driver(Players(silence)), others)[0]):
-            remedy = f"let its client use the base_url that it is given, with the name of an agent as model{last}"
-            yield Fault("protocol", f"the program asks no agent: {nobody}", remedy)
-    if last:
-        remedy = f"call it with such words, or try it with maporl play{last}"
-        yield Fault("protocol", "the program failed in three rehearsals with made-up words", remedy, "warning")
-    if unasked:
-        what = f"the program asked none of the agents that are trained ({', '.join(run.learners)}) in three rehearsals"
-        remedy = "let its client use the base_url that it is given, with the name of an agent as model"
-        yield Fault("protocol", what, remedy, "warning")
-
-
 def _unasked(rehearsal: Rehearsal) -> Iterator[Fault]:
     """Yield a warning for agents that are trained and that a protocol of the user's own asks nothing in rehearsals.
 
@@ -211,7 +189,7 @@ def _unasked(rehearsal: Rehearsal) -> Iterator[Fault]:
     """
     if type(rehearsal.run.protocol).__module__.split(".")[0] == "maporl":
         return
-    plays = (rehearsal.silent, rehearsal.right, rehearsal.marked)
+    plays = rehearsal.plays
     asked = {request.ask.agent for play in plays for request in play.requests}
     silent = [name for name in rehearsal.run.learners if name not in asked]
     if silent and all(play.ended for play in plays):
@@ -221,21 +199,6 @@ def _unasked(rehearsal: Rehearsal) -> Iterator[Fault]:
             "let the protocol ask them, or set trainable: false; what others say may decide it in the run",
             "warning",
         )
-
-
-def _refused(rehearsal: Rehearsal, protocol: Program) -> Iterator[str]:
-    """Yield why requests of a program are refused, whatever is said.
-
-    It is then played without the fields that can be ignored, as the remedy says, to find what else would be refused.
-    """
-    outcomes = [play.dialogue.outcome or {} for play in (rehearsal.silent, rehearsal.right, rehearsal.marked)]
-    within = all(outcome.get("calls", 0) < protocol.calls for outcome in outcomes)  # words decide, else
-    whys = [why for why in outcomes[-1].get("refused", []) if all(why in o.get("refused", []) for o in outcomes)]
-    yield from whys if within else []
-    fields = {why.partition(":")[0] for why in whys if "protocol.ignore" in why} - set(protocol.ignore)
-    if within and fields:
-        further = replace(protocol, ignore=(*protocol.ignore, *sorted(fields)))
-        yield from _refused(Rehearsal(rehearsal.run, rehearsal.world, further), further)
 
 
 def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
