@@ -92,8 +92,8 @@ def load_team_config(
     if config is not None or team is None or not names_a_team(team):
         return load_config(values, config, set_, trains=False), checkpoint
     quiet_libraries()
-    from maporl.hub.folder import weights_of
-    from maporl.hub.pull import read_team
+    from maporl.storage.run_folder import weights_of
+    from maporl.team.saved import read_team
     from maporl.validation.check import check
 
     settings, folder = read_team(team, [*(set_ or []), *_overrides(values)])

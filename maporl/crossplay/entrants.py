@@ -9,11 +9,11 @@ from typing import Any
 from maporl.config.call_options import CallLimits
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, RunError
-from maporl.hub.pull import check_complete, read_team
 from maporl.report.charts import unique_names
 from maporl.run import ResolvedRun
 from maporl.storage.run_folder import INITIAL
 from maporl.tasks import Task, build_task
+from maporl.team.saved import check_complete, read_team
 from maporl.validation.check import check
 from trl_ext.files.paths import below
 

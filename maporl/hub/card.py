@@ -6,10 +6,10 @@ from maporl.report.failures import failures
 from maporl.report.page import results
 from maporl.report.read import Run
 from maporl.report.story import story
+from maporl.storage.run_folder import TAGS
 from maporl.text import markdown_table, visible
 from trl_ext.trainer.model_card import card_text
 
-TAGS = ["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"]
 _CARD = """
 # {name}
 

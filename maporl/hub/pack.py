@@ -11,15 +11,14 @@ from typing import Any
 import yaml
 
 from maporl.config.safe_yaml import dump_yaml, parse_yaml
-from maporl.errors import RunError
+from maporl.errors import RunError, one_line
 from maporl.hub.card import card, is_hub_name
-from maporl.hub.folder import first_line, weights_of
 from maporl.hub.reach import code_in
 from maporl.hub.scrub import ADDRESSES, Scrubber, mark
 from maporl.report.page import payload, render
 from maporl.report.read import Run
 from maporl.rewards.likelihood import asks_untrained
-from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, own_places
+from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, own_places, weights_of
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
 WEIGHTS = (
@@ -205,7 +204,7 @@ def _public_text(file: Path, path: str, name: str, scrubber: Scrubber) -> bytes:
             text = re.sub(r"^(?:base_model:.*\n)(?:- .*\n)*", _hub_names, text, flags=re.MULTILINE)
             text = text.replace(f'"{policy}")', f'"{name}", subfolder="{policy}")')
     except (ValueError, yaml.YAMLError) as error:
-        raise RunError(f"{file}: cannot be read ({first_line(error)}); mend it, or save the team again") from None
+        raise RunError(f"{file}: cannot be read ({one_line(error, 200)}); mend it, or save the team again") from None
     return text.encode()
 
 

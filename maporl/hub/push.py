@@ -8,8 +8,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from maporl.errors import RunError
-from maporl.hub.folder import first_line
+from maporl.errors import RunError, one_line
 from maporl.hub.pack import must_not_be_links, pack, policies_in
 from maporl.report.read import read_run
 from maporl.storage.run_folder import FINAL
@@ -48,7 +47,7 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise RunError(f"{name!r}: is not a name on the hub ({first_line(error)}); expected ORG/NAME") from None
+        raise RunError(f"{name!r}: is not a name on the hub ({one_line(error, 200)}); expected ORG/NAME") from None
     if "/" not in name:
         raise RunError(f"{name!r}: expected ORG/NAME, an organisation's or your own name before the team's")
     record = read_run(run)
@@ -74,6 +73,6 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
         raise RunError(f"{name}: nobody is logged in; run: hf auth login") from None
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise RunError(
-            f"{name}: could not be pushed ({first_line(error)}); an empty repository may have been made"
+            f"{name}: could not be pushed ({one_line(error, 200)}); an empty repository may have been made"
         ) from None
     return Pushed(address, files, notes)

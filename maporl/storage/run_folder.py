@@ -29,6 +29,10 @@ class RunExists(UserError, RuntimeError):
     """The output folder holds another run."""
 
 
+TAGS = ["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"]
+"""The tags of the model cards in a run's folder."""
+
+
 def has_final(folder: Path) -> bool:
     """Return whether ``folder`` has the weights of a run's end: a folder ``final`` with files in it. Links do not
     count.
@@ -41,6 +45,11 @@ def has_final(folder: Path) -> bool:
         return False
     files = (path for path in final.rglob("*") if not path.name.startswith("."))
     return any(path.is_file() and not path.is_symlink() for path in files)
+
+
+def weights_of(folder: Path) -> Path:
+    """Return the folder with the policies' folders: ``final`` in a run, and ``folder`` itself in a pushed team."""
+    return folder / FINAL if has_final(folder) else folder
 
 
 def must_be_empty(folder: Path) -> None:

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from maporl.config import Config
 from maporl.config.engines import has_weights
 from maporl.decoding import TeamSampling
-from maporl.hub.pull import check_complete, read_team
 from maporl.team.agents import Agent, Policy, Voice
 from maporl.team.loading import load_agents, load_tokenizers, on_one_base
+from maporl.team.saved import check_complete, read_team
 from maporl.team.saving import save_team
 from maporl.team.weights import load_trained_weights
 from trl_ext.chat.encoding import Tokenizer, check_tokenizer

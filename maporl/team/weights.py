@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from maporl.config import Config
-from maporl.hub.folder import weights_of
 from maporl.protocols import policy_names
-from maporl.storage.run_folder import FINAL, INITIAL, has_final
+from maporl.storage.run_folder import FINAL, INITIAL, has_final, weights_of
 from maporl.team.agents import Policy
 from trl_ext.files.checkpoints import list_checkpoints
 from trl_ext.files.manifest import DamagedCheckpoint, verify

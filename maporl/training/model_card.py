@@ -5,7 +5,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard
 
-from maporl.hub.card import TAGS
+from maporl.storage.run_folder import TAGS
 from maporl.team.agents import Policy
 from trl_ext.trainer.model_card import card_text
 

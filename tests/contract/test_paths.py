@@ -22,6 +22,7 @@ from maporl.loops import stages
 from maporl.runs import build, loop_stage
 from maporl.storage.disk_cache import DiskCache
 from maporl.storage.run_folder import own_places
+from maporl.team import saved
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Agent
 from maporl.team.weights import load_initial, load_trained_weights
@@ -104,10 +105,10 @@ def record(folder, saves):
 
 
 def read(folder, monkeypatch):
-    rows_of(monkeypatch, pull, refuse=None)
+    rows_of(monkeypatch, saved, refuse=None)
     values = {"output_dir": "x", "agents": {"ann": {"model": "org/base", "policy": EVIL}}, "task": {}, "protocol": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
-    pull.read_team(folder)
+    saved.read_team(folder)
 
 
 def rows_of(monkeypatch, module, **returns):
@@ -209,8 +210,8 @@ PLACES = {
     "maporl/runs/loop_stage.py:StageRun._train_on": train_on,
     "maporl/runs/loop_stage.py:StageRun._ranked": rank,
     "maporl/storage/disk_cache.py:DiskCache.__init__": lambda folder, patch: DiskCache(folder, EVIL),
-    "maporl/hub/pull.py:read_team": read,
-    "maporl/hub/pull.py:check_complete": lambda folder, patch: pull.check_complete(config(folder, {"trainable": True}), folder),
+    "maporl/team/saved.py:read_team": read,
+    "maporl/team/saved.py:check_complete": lambda folder, patch: saved.check_complete(config(folder, {"trainable": True}), folder),
     "maporl/team/weights.py:load_initial": lambda folder, patch: load_initial([policy()], folder),
     "maporl/team/weights.py:load_trained_weights": lambda folder, patch: load_trained_weights({EVIL: policy()}, folder),
     "maporl/team/saving.py:SavedTeam.save": lambda folder, patch: record(folder, saves=True),

@@ -22,14 +22,14 @@ from maporl.config.schema import TinySection
 from maporl.crossplay.entrants import read_entrants, seats_of, shared_questions
 from maporl.crossplay.play import AgentPool, play_crossplay
 from maporl.errors import ConfigError, RunError
-from maporl.hub.folder import weights_of
-from maporl.hub.pull import read_team
 from maporl.report.crossplay import section, told
 from maporl.report.page import write_report
 from maporl.report.read import read_run
 from maporl.report.story import story
 from maporl.runs.build import build_player
+from maporl.storage.run_folder import weights_of
 from maporl.tasks import build_task
+from maporl.team.saved import read_team
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.ppo.options import GREEDY
 

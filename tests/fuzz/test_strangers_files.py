@@ -18,6 +18,7 @@ from maporl.crossplay.entrants import read_entrants
 from maporl.errors import ConfigError, RunError, UserError
 from maporl.hub import pull
 from maporl.report.read import read_run
+from maporl.team import saved
 from maporl.team.loading import load_tokenizers
 from maporl.text import check_placeholders
 from trl_ext.chat.encoding import CONCATENATION_TEMPLATE, FALLBACK_TEMPLATE, ChatError, render
@@ -64,7 +65,7 @@ def test_yaml_that_would_explode_is_refused_in_one_line(tmp_path, bomb):
     for read in (
         lambda: read_values(tmp_path / "config.yaml"),
         lambda: read_run(tmp_path),
-        lambda: pull.read_team(tmp_path),
+        lambda: saved.read_team(tmp_path),
     ):
         with pytest.raises(UserError, match=words) as raised:
             read()
@@ -196,11 +197,11 @@ def hub(tmp_path, monkeypatch):
 
 def test_a_harmless_configuration_from_the_hub_is_read(hub):
     hub(HARMLESS)
-    config, _ = pull.read_team("org/team")
+    config, _ = saved.read_team("org/team")
     assert config.agents["ann"].model == "org/base" and config.output_dir == "team"
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     hub(put(HARMLESS, "agents.ann.chat_template", template))
-    assert pull.read_team("org/team")[0].agents["ann"].chat_template == template, "the text itself names no file"
+    assert saved.read_team("org/team")[0].agents["ann"].chat_template == template, "the text itself names no file"
 
 
 def test_a_configuration_from_the_hub_leaves_its_folder_by_no_dots(hub):
@@ -208,18 +209,18 @@ def test_a_configuration_from_the_hub_leaves_its_folder_by_no_dots(hub):
     for path in (f"{team}/..", f"{team}/../here", f"{team}/../base", f"{team}/ann/../../here"):
         hub(put(HARMLESS, "agents.ann.model", path))
         with pytest.raises(RunError, match=r"org/team: its config\.yaml sets agents.ann.model"):
-            pull.read_team("org/team")
+            saved.read_team("org/team")
 
 
 @pytest.mark.parametrize("key, value", [(key, value) for key, values in REACHES.items() for value in values])
 def test_a_configuration_from_the_hub_names_nothing_of_this_machine(hub, key, value):
     team = hub(put(HARMLESS, key, value))
     with pytest.raises(RunError, match=rf"org/team: its config\.yaml sets {key}") as raised:
-        pull.read_team("org/team")
+        saved.read_team("org/team")
     assert "KEY=VALUE" in str(raised.value) and "hf download org/team --local-dir" in str(raised.value)
     assert "\n" not in str(raised.value)
     if key.partition(".")[0] != "agents":
-        assert pull.read_team(team), "whoever has read it and gives the folder trusts it"
+        assert saved.read_team(team), "whoever has read it and gives the folder trusts it"
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -227,20 +228,20 @@ def test_a_configuration_from_the_hub_sends_nothing_to_a_server(hub, server):
     agents = {**HARMLESS["agents"], "ann": SERVERS[server] | ({"model": "org/base"} if "vllm" in server else {})}
     hub({**HARMLESS, "agents": agents})
     with pytest.raises(RunError, match=r"org/team: its config\.yaml sets agents\.ann\.(engine|api|vllm)"):
-        pull.read_team("org/team")
+        saved.read_team("org/team")
 
 
 def test_what_the_user_sets_may_name_anything(hub):
     hub(put(HARMLESS, "task.source", "/home/author/data.jsonl"))
-    config, _ = pull.read_team("org/team", ["task.source=/home/me/data.jsonl", "agents.ann.model=here"])
+    config, _ = saved.read_team("org/team", ["task.source=/home/me/data.jsonl", "agents.ann.model=here"])
     assert config.task["source"] == "/home/me/data.jsonl" and config.agents["ann"].model == "here"
     own = ["agents.ann.engine=openai", "agents.ann.model=null", "agents.ann.lora=null", "agents.ann.api={model: mine}"]
     hub(HARMLESS)
-    assert pull.read_team("org/team", own)[0].agents["ann"].api.model == "mine"
+    assert saved.read_team("org/team", own)[0].agents["ann"].api.model == "mine"
     stranger = {"model": "m", "base_url": "http://evil.example"}
     hub({**HARMLESS, "agents": {"ann": {"engine": "openai", "api": stranger}, "bob": {"tiny": {}}}})
     with pytest.raises(RunError, match=r"sets agents\.ann\.api\.base_url='http://evil\.example'"):
-        pull.read_team("org/team", [own[0], own[3]])
+        saved.read_team("org/team", [own[0], own[3]])
 
 
 SPY = "from pathlib import Path\nPath(__file__).with_suffix('.ran').write_text('')\n"
@@ -277,7 +278,7 @@ def test_a_team_from_the_hub_imports_nothing(hub, monkeypatch, tmp_path, key, va
         (tmp_path / folder / "spy_m.py").write_text(SPY)
     team = hub(put(HARMLESS, key, value))
     calls = [
-        lambda: pull.read_team("org/team"),
+        lambda: saved.read_team("org/team"),
         lambda: Team.from_pretrained("org/team"),
         lambda: read_entrants(["org/team", "org/b"]),
     ]
@@ -300,9 +301,9 @@ def test_what_the_user_names_for_a_team_from_the_hub_is_the_users_own(hub, tmp_p
     (tmp_path / "cache/snapshot/own_n.py").write_text(SPY)
     hub(put(HARMLESS, "task.name", "own_n:Reversal"))
     with pytest.raises(RunError, match=r"sets task\.name='own_n:Reversal'"):
-        pull.read_team("org/team")
+        saved.read_team("org/team")
     hub(put(HARMLESS, "task", {"name": "toy_sum"}))
-    config, _ = pull.read_team("org/team", ["task.name=own_n:Reversal"])
+    config, _ = saved.read_team("org/team", ["task.name=own_n:Reversal"])
     assert config.pythonpath == [str(tmp_path)] and sys.modules["own_n"].__file__ == str(tmp_path / "own_n.py")
     assert list(tmp_path.rglob("*.ran")) == []
 
@@ -311,10 +312,10 @@ def test_what_the_user_names_for_a_team_from_the_hub_is_the_users_own(hub, tmp_p
 def test_a_team_has_one_whole_configuration(hub, tmp_path, text):
     team = hub(yaml.safe_dump(HARMLESS) + text)
     with pytest.raises(UserError, match=r"extends=|sets agent_defaults"):
-        pull.read_team("org/team")
+        saved.read_team("org/team")
     if text.startswith("extends"):
         with pytest.raises(ConfigError, match="is whole and may name no other file; remove the key"):
-            pull.read_team(team)
+            saved.read_team(team)
         with pytest.raises(ConfigError, match="no such configuration file"):
             read_yaml(team / "config.yaml")
 
@@ -323,7 +324,7 @@ def test_a_team_has_one_whole_configuration(hub, tmp_path, text):
 def test_agents_of_the_wrong_kind_are_refused_in_one_line(hub, agents):
     hub(f"output_dir: x\ntask: {{name: toy_sum}}\nagents: {agents}\n")
     with pytest.raises(ConfigError) as raised:
-        pull.read_team("org/team")
+        saved.read_team("org/team")
     assert "\n" not in str(raised.value)
 
 

@@ -211,6 +211,7 @@ def test_nothing_of_this_machine_is_pushed(run, saved, tmp_path):
 )  # fmt: skip
 def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, reach):
     from maporl.hub import pull
+    from maporl.team import saved
 
     config = {"output_dir": "/home/someone", "task": {"name": "toy_sum"}, "agents": {**reach, "zoe": {"tiny": {}}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
@@ -219,11 +220,11 @@ def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, rea
     with pytest.raises(
         RunError, match=rf"org/team: its config.yaml sets agents\.{name}\.\w+.*if you trust it: hf download"
     ):
-        pull.read_team("org/team")
+        saved.read_team("org/team")
     harmless = {**config, "agents": {"ann": {"tiny": {}}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(harmless))
-    assert pull.read_team("org/team")[0].output_dir == "team", "and not where its author had it"
-    assert pull.read_team(tmp_path)[0].output_dir == str(tmp_path)
+    assert saved.read_team("org/team")[0].output_dir == "team", "and not where its author had it"
+    assert saved.read_team(tmp_path)[0].output_dir == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -236,12 +237,13 @@ def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, rea
 )
 def test_a_strangers_tools_have_no_options_and_no_code(tmp_path, monkeypatch, given):
     from maporl.hub import pull
+    from maporl.team import saved
 
     config = {"output_dir": "x", "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}}} | given
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.setattr(pull, "snapshot_download", lambda name, **options: str(tmp_path))
     with pytest.raises(RunError, match=r"org/team: its config.yaml sets (tools|environments)\."):
-        pull.read_team("org/team")
+        saved.read_team("org/team")
 
 
 @pytest.mark.parametrize(

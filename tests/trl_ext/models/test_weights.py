@@ -486,7 +486,7 @@ def test_a_trained_template_is_not_given_its_options_twice(tmp_path):
     """``read_team`` reads a whole model and its tokenizer from the trained folder, which has the options in it."""
     import yaml
 
-    from maporl.hub.pull import read_team
+    from maporl.team.saved import read_team
 
     options = {"enable_thinking": False}
     config = {

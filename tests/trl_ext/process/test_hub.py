@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from maporl.config.parse import parse_config
 from maporl.errors import ConfigError
-from maporl.hub.pull import find_run
+from maporl.hub.pull import download
 from maporl.tasks import build_task
 from maporl.tasks.base import TaskError
 from maporl.team.loading import load_tokenizers
@@ -55,7 +55,7 @@ def test_all_that_needs_a_hub_that_is_not_there_is_refused_in_one_sentence_after
     ):
         len(build_task({"name": "gsm8k", "source": "nobody/data"}, "train", 0))
     with pytest.raises(Exception, match=rf"^'nobody/team' {SENTENCE}"):
-        find_run("nobody/team")
+        download("nobody/team")
     assert len(unreachable) == 1
     assert (constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE) == (False, False)
 
