@@ -15,12 +15,6 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     not work with groups, or the groups do not fit the policies."""
     config = run.config
     cluster = config.cluster
-    if cluster.backend == "local":
-        options = {"groups": cluster.groups, "pools": cluster.pools, "address": cluster.address}
-        options |= {"devices": cluster.devices != "auto", "scoring": cluster.scoring.verifier}
-        for key in (key for key, value in options.items() if value):
-            yield Fault(f"cluster.{key}", "backend is local, which has none", "set cluster.backend: ray")
-        return
     yield from refused(check_installed)
     yield from undistributed(config)
     if config.loop.stages and not any(stage.train == "ppo" for stage in config.loop.stages):
@@ -73,8 +67,6 @@ def _scoring(run: ResolvedRun) -> Iterator[Fault]:
 
 def group_lines(config: Config) -> list[str]:
     """Return what the groups of a run are, as lines of text."""
-    if config.cluster.backend == "local":
-        return []
     lines, replicas = [], config.cluster.scoring.verifier
     if replicas is not None and config.reward.verifier is not None:
         lines.append(f"verifier {config.reward.verifier.model}: {replicas.replicas} to score")

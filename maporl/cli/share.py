@@ -9,6 +9,7 @@ import typer
 
 from maporl.cli.common import echo, load_libraries, quiet_environment, quiet_libraries
 from maporl.config.command_line import command
+from maporl.config.imports import extension
 
 
 @command
@@ -26,9 +27,7 @@ def push(
 ) -> None:
     """Put a team on the hub: policies, heads, configuration, report, and a card with its results."""
     quiet_libraries()
-    from maporl.hub import push as sharing
-
-    pushed = sharing.push(run, name, private, dry_run, allow or ())
+    pushed = extension("maporl.hub.push:push", "maporl push")(run, name, private, dry_run, allow or ())
     for path, size in pushed.files:
         echo(f"{size / 1e6:10.2f} MB  {path}" if size >= 1e5 else f"{size / 1e3:10.1f} kB  {path}")
     for note in pushed.notes:
@@ -68,13 +67,15 @@ def doctor(
     from rich.text import Text
 
     from maporl.cli.common import Screen
-    from maporl.runs.doctor import examine, examine_cluster
+    from maporl.runs.doctor import examine
 
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column()
     table.add_column(overflow="fold")
-    findings = examine() + ([] if cluster is None else examine_cluster(cluster))
+    findings = examine()
+    if cluster is not None:
+        findings += extension("maporl.runs.doctor_groups:examine_cluster", "maporl doctor --cluster")(cluster)
     colours = {"fine": "green", "missing": "yellow", "broken": "red"}
     for finding in findings:
         table.add_row(Text(finding.state, colours[finding.state]), Text(finding.what), Text(finding.detail))

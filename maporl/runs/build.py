@@ -9,8 +9,8 @@ import torch
 from accelerate import PartialState
 from transformers import set_seed
 
-from maporl.backends.ray_backend import RayBackend
 from maporl.config import Config
+from maporl.config.imports import extension
 from maporl.engines.build import build_engines
 from maporl.playground.teacher import check_taught
 from maporl.playground.warm_start import warm_start
@@ -74,7 +74,9 @@ def trainer_of(
     if config.warm_start.steps:
         with closing(run.open_tools().world) as world:  # it counts what is called in it
             check_taught(run, world)
-    home = home_of(backend or (RayBackend(config.cluster, quiet) if config.cluster.backend == "ray" else None))
+    if backend is None and config.cluster.backend == "ray":
+        backend = extension("maporl.backends.ray_backend:RayBackend", "cluster.backend: ray")(config.cluster, quiet)
+    home = home_of(backend)
     team = home.load_team(config, team, lambda loaded: _begin_once(run, loaded, args.device, quiet))
     args.disable_tqdm = quiet
     return MultiAgentPPOTrainer(

@@ -9,11 +9,12 @@ import shutil
 import sys
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from maporl.config.imports import extension
 from maporl.errors import ConfigError, install_command, one_line
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def examine() -> list[Finding]:
 
 
 def _versions() -> list[Finding]:
-    findings = [Finding("python", "fine", f"{platform.python_version()}, {sys.executable}")]
+    findings = [Finding("python", "fine", f"{platform.pythonversion_of()}, {sys.executable}")]
     for package in PACKAGES:
         try:
             with warnings.catch_warnings():
@@ -126,7 +127,7 @@ def _features() -> list[Finding]:
     findings = []
     for what, package, extra in FEATURES:
         if importlib.util.find_spec(package) is not None:
-            findings.append(Finding(what, "fine", f"{package} {_version(package)}"))
+            findings.append(Finding(what, "fine", f"{package} {version_of(package)}"))
         else:
             findings.append(Finding(what, "missing", install_command(extra)))
     from maporl.sandbox.sandbox import Sandbox, SandboxError
@@ -142,75 +143,16 @@ def _features() -> list[Finding]:
 
 
 def _groups() -> list[Finding]:
-    """Return whether policies can be in groups, and the devices and the memory that Ray has. Nothing is started."""
-    import psutil
-
-    from maporl.backends.joining import SHARED_MEMORY
-    from maporl.backends.ray_cluster import OBJECT_STORE, check_installed
-    from trl_ext.process.devices import accelerators
-
+    """Return whether policies can be in groups of processes."""
     what = "policies in groups"
     try:
-        check_installed()
+        found: list[Finding] = extension("maporl.runs.doctor_groups:examine_groups", "ray")(what)
     except ConfigError as error:
-        return [Finding(what, "missing", str(error).removeprefix("cluster.backend: "))]
-    gpus = sum(device.type == "cuda" for device in accelerators())  # those that Ray counts
-    memory = psutil.virtual_memory()
-    each = "each process of a group can have its own" if gpus else "the processes of groups share the processor"
-    told = (
-        f"ray {_version('ray')}; {gpus} GPUs: {each}; {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} "
-        "GiB free"
-    )
-    return [Finding(what, "fine", told), *_shared_memory(OBJECT_STORE, SHARED_MEMORY)]
+        return [Finding(what, "missing", str(error))]
+    return found
 
 
-def examine_cluster(address: str) -> list[Finding]:
-    """Ask each machine of a Ray cluster what it is. Return its devices, and whether a run from here could use it.
-
-    What each machine sees of a run's folder is asked when a run joins.
-    """
-    from maporl.backends.joining import check_facts, facts_here
-    from maporl.backends.ray_cluster import Cluster
-
-    nowhere, what = Path(os.devnull), f"cluster {address}"
-    try:
-        cluster = Cluster(address)
-        try:
-            facts, devices = cluster.facts(nowhere), cluster.devices()
-        finally:
-            cluster.end()
-    except (ConfigError, ConnectionError) as error:
-        return [Finding(what, "missing", str(error).removeprefix("cluster: "))]
-    here, findings = replace(facts_here(str(nowhere)), mark=""), []
-    for name, (there, told) in facts.items():
-        has = ", ".join(f"{count:g} {kind}" for kind, count in devices[name].items())
-        if there.shared_memory is not None:
-            has += f", {there.shared_memory / 2**30:.1f} GiB for Ray's objects"
-        try:
-            warned = check_facts(here, {name: (replace(there, mark=""), told)}, "", nowhere, 0)
-        except ConfigError as error:
-            findings.append(Finding(f"machine {name}", "missing", f"{has}; {error}"))
-        else:
-            state: Literal["fine", "missing"] = "missing" if warned else "fine"
-            findings.append(Finding(f"machine {name}", state, "; ".join([has, *warned])))
-    return findings
-
-
-def _shared_memory(needed: int, folder: Path) -> list[Finding]:
-    """Return whether ``folder``, the shared memory of Linux, has the bytes through which samples and weights go."""
-    from maporl.backends.joining import free_shared_memory
-
-    free_bytes = free_shared_memory(folder)
-    if free_bytes is None:  # another system
-        return []
-    free, most = free_bytes / 2**30, needed / 2**30
-    if free >= most:
-        return [Finding("shared memory", "fine", f"{free:.1f} GiB free in {folder}; groups take up to {most:.0f}")]
-    why = f"{free:.1f} GiB free in {folder}, and groups take up to {most:.0f}; Ray then uses the disk, which is slow"
-    return [Finding("shared memory", "missing", f"{why}; give it more (of a container: docker run --shm-size=4g)")]
-
-
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from maporl.config import Config
+from maporl.config.imports import extension
 from maporl.evaluation.metrics import Evaluation
 from maporl.run import ResolvedRun
 from maporl.runs.build import loaded_player, trainer_of
 from maporl.runs.claim import claim, must_be_free, must_hold_run
-from maporl.runs.loop import run_loop
 from maporl.storage.run_folder import FINAL, has_final
 from maporl.training.run_record import AFTER, BEFORE, read_evaluation, record_evaluation, release
 from trl_ext.errors import short_trace
@@ -41,7 +41,7 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
     """
     run, folder = ResolvedRun(config), Path(config.output_dir)
     if config.loop.stages:
-        run_loop(config, resume, quiet)
+        extension("maporl.runs.loop:run_loop", "loop.stages")(config, resume, quiet)
         return _evaluations(folder)
     if not distributed.is_main():
         return _train(run, folder, resume, quiet=True)

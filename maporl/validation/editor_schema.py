@@ -8,8 +8,9 @@ from pydantic import TypeAdapter
 
 from maporl.advantages.transforms import TRANSFORMS
 from maporl.config import parse
+from maporl.config.imports import Parts, extension
 from maporl.environments.games import GAMES
-from maporl.loops.plan import BUILDERS
+from maporl.errors import ConfigError
 from maporl.protocols import PROTOCOLS
 from maporl.protocols.judging import StepJudge
 from maporl.rewards.rules import RULES
@@ -33,7 +34,7 @@ def editor_schema() -> dict[str, Any]:
     schema["properties"]["protocol"] |= parts.by_name(
         PROTOCOLS, {"agents": agents, "sampling": {"type": ["object", "null"]}, "step_judge": judge}
     )
-    for name, kind in GAMES.items():
+    for name, kind in GAMES.installed().items():
         game = {"properties": {"game": {"const": name}}, "required": ["game"]}
         of_game = {"properties": {"options": parts.section(kind)}}
         schema["properties"]["protocol"]["allOf"].append({"if": game, "then": of_game})
@@ -44,8 +45,16 @@ def editor_schema() -> dict[str, Any]:
             definition["properties"]["build"] = {
                 "description": definition["properties"]["build"]["description"], "$ref": "#/$defs/Builder",
             }  # fmt: skip
-    schema["$defs"]["Builder"] = parts.entry(BUILDERS)
+    schema["$defs"]["Builder"] = parts.entry(_builders())
     return schema
+
+
+def _builders() -> Parts:
+    try:
+        builders: Parts = extension("maporl.loops.plan:BUILDERS", "loop.stages.build")
+    except ConfigError:  # without outer loops there is none, as there is no game whose package is missing
+        return Parts()
+    return builders
 
 
 class _Parts:
@@ -65,20 +74,20 @@ class _Parts:
                 options[field.name.removesuffix("_")] = help | schema["properties"][field.name]
         return {"type": "object", "properties": {**(also or {}), **options}, "additionalProperties": False}
 
-    def by_name(self, table: Mapping[str, Any], also: Mapping[str, Any], hidden: Iterable[str] = ()) -> dict[str, Any]:
+    def by_name(self, table: Parts, also: Mapping[str, Any], hidden: Iterable[str] = ()) -> dict[str, Any]:
         """Return what a section has besides: its key ``name``, and the options of the part with this name."""
         conditions = []
-        for name, kind in table.items():
+        for name, kind in table.installed().items():
             named = {"properties": {"name": {"const": name}}, "required": ["name"]}
             conditions.append({"if": named, "then": self.section(kind, {"name": True, **also}, hidden)})
         return {"properties": {"name": _name_of(table)}, "allOf": conditions}
 
-    def entry(self, table: Mapping[str, Any]) -> dict[str, Any]:
+    def entry(self, table: Parts) -> dict[str, Any]:
         """Return the schema of a name, or of one mapping ``{name: options}``."""
-        sections = {name: {"anyOf": [{"type": "null"}, self.section(kind)]} for name, kind in table.items()}
+        sections = {name: {"anyOf": [{"type": "null"}, self.section(kind)]} for name, kind in table.installed().items()}
         named = {"type": "object", "properties": sections, "patternProperties": {IMPORT: {}}}
         return {"anyOf": [_name_of(table), {**named, "additionalProperties": False, "maxProperties": 1}]}
 
 
-def _name_of(table: Mapping[str, Any]) -> dict[str, Any]:
+def _name_of(table: Parts) -> dict[str, Any]:
     return {"anyOf": [{"enum": list(table)}, {"type": "string", "pattern": IMPORT}]}

@@ -19,13 +19,11 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from maporl.advantages.baselines import baseline_of
-from maporl.backends import check as cluster
-from maporl.config.imports import unknown
+from maporl.config.imports import extension, unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.config.threads import threads_of
 from maporl.engines import choice
 from maporl.errors import ConfigError, Fault, UserError, each, install_command, one_line, refuse, refused
-from maporl.loops import plan
 from maporl.playground.teacher import check_taught, taught_calls
 from maporl.rewards.credited import credit_lines
 from maporl.rewards.own_code import check_reward_functions, own_task_warnings
@@ -187,7 +185,7 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
         ),
         str(threads_of(config)),
         *_launch_line(config),
-        *cluster.group_lines(config),
+        *group_lines(config),
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tools.lines(),
         *(() if config.loop.stages else learned_from(run)),
@@ -253,7 +251,7 @@ def _launch_line(config: Config) -> list[str]:
 def _run_lines(config: Config, dialogues: int, condition: str, task: Task) -> list[str]:
     """Return how much is played: updates, questions, and the dialogues of a question, on a ``condition`` or always."""
     if config.loop.stages:
-        return plan.loop_lines(config, dialogues, condition, len(task))
+        return extension("maporl.loops.plan:loop_lines", "loop.stages")(config, dialogues, condition, len(task))
     questions = config.questions_per_update()
     each = f", {dialogues} dialogues for each ({questions * dialogues} in an update{condition})"
     branched = "" if dialogues == 1 else each
@@ -311,10 +309,30 @@ def _placement(run: ResolvedRun) -> Iterator[Fault]:
 def _loop(run: ResolvedRun) -> Iterator[Fault]:
     """Yield the stages of a loop that do not fit."""
     if run.config.loop.stages:
-        yield from plan.faults(run.config)
+        yield from extension("maporl.loops.plan:faults", "loop.stages")(run.config)
 
 
-PARTS = (_training, cluster.check, _writing, _placement, choice.check, model_checks.check, _loop)
+def group_lines(config: Config) -> list[str]:
+    """Return what the groups of a run are, as lines of text."""
+    if config.cluster.backend == "local":
+        return []
+    lines: list[str] = extension("maporl.backends.check:group_lines", "cluster.backend: ray")(config)
+    return lines
+
+
+def check_groups(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield why the run cannot be distributed over groups, or the options of groups where there are none."""
+    cluster = run.config.cluster
+    if cluster.backend == "ray":
+        yield from extension("maporl.backends.check:check", "cluster.backend: ray")(run)
+        return
+    options = {"groups": cluster.groups, "pools": cluster.pools, "address": cluster.address}
+    options |= {"devices": cluster.devices != "auto", "scoring": cluster.scoring.verifier}
+    for key in (key for key, value in options.items() if value):
+        yield Fault(f"cluster.{key}", "backend is local, which has none", "set cluster.backend: ray")
+
+
+PARTS = (_training, check_groups, _writing, _placement, choice.check, model_checks.check, _loop)
 """What is checked without data, tokenizers and tools, in this order."""
 
 

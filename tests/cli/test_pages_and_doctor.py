@@ -162,12 +162,12 @@ def test_doctor_says_whether_policies_can_be_in_groups(monkeypatch):
     old = groups_found(monkeypatch, "2.41.0")
     assert old.state == "missing" and old.detail.startswith("ray needs Ray 2.59 or newer, got 2.41.0; update it with: ")
     here = r"; \d+ of \d+ GiB free"
-    monkeypatch.setattr("trl_ext.process.devices.accelerators", list)
+    monkeypatch.setattr("maporl.runs.doctor_groups.accelerators", list)
     new = groups_found(monkeypatch)
     assert new.state == "fine"
     assert re.fullmatch(r"ray 2\.60\.0; 0 GPUs: the processes of groups share the processor" + here, new.detail)
     monkeypatch.setattr(
-        "trl_ext.process.devices.accelerators", lambda: [torch.device("cuda", 0), torch.device("cuda", 1)]
+        "maporl.runs.doctor_groups.accelerators", lambda: [torch.device("cuda", 0), torch.device("cuda", 1)]
     )
     two = r"ray 2\.60\.0; 2 GPUs: each process of a group can have its own"
     assert re.fullmatch(two + here, groups_found(monkeypatch).detail)
@@ -175,20 +175,20 @@ def test_doctor_says_whether_policies_can_be_in_groups(monkeypatch):
 
 def test_doctor_says_whether_shared_memory_is_enough_for_groups(monkeypatch, tmp_path):
     from maporl.backends.ray_cluster import OBJECT_STORE
-    from maporl.runs import doctor
+    from maporl.runs import doctor, doctor_groups
 
     free = [2.5 * 2**30]
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[0]))
-    found = doctor._shared_memory(OBJECT_STORE, tmp_path)
+    found = doctor_groups._shared_memory(OBJECT_STORE, tmp_path)
     assert [(own.state, own.detail) for own in found] == [("fine", f"2.5 GiB free in {tmp_path}; groups take up to 2")]
     free[0] = 64 * 2**20  # what a container has by default
-    found = doctor._shared_memory(OBJECT_STORE, tmp_path)
+    found = doctor_groups._shared_memory(OBJECT_STORE, tmp_path)
     assert found[0].state == "missing"
     assert found[0].detail == (
         f"0.1 GiB free in {tmp_path}, and groups take up to 2; Ray then uses the disk, which is slow; give it more (of "
         "a container: docker run --shm-size=4g)"
     )
-    assert doctor._shared_memory(OBJECT_STORE, tmp_path / "none") == []
+    assert doctor_groups._shared_memory(OBJECT_STORE, tmp_path / "none") == []
 
 
 def test_the_schema_is_printed():

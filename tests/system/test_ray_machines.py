@@ -15,7 +15,7 @@ from maporl.backends.group import GroupFailed
 from maporl.errors import ConfigError
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
-from maporl.runs.doctor import examine_cluster
+from maporl.runs.doctor_groups import examine_cluster
 from trl_ext.files.checkpoints import list_checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")]
