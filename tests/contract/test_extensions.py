@@ -1,0 +1,164 @@
+"""What stands above the core can be taken away: the core imports none of it, and says in one sentence what is missing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from folders import ROOT
+from test_floors import FILES, PACKAGES, imports_inside, module_name
+
+
+class Extension(NamedTuple):
+    """Modules and packages that nobody needs who does not use them.
+
+    ``asked`` is what asks for them: words of the command, or sections of a configuration. ``told`` is what needs them
+    then, as the error names it.
+    """
+
+    modules: tuple[str, ...]
+    asked: tuple[str, ...] | dict[str, Any]
+    told: str
+
+
+BOB = {"bob": {"tiny": {}}}
+GAMES = tuple(f"maporl.environments.games.{name}" for name in ("text_arena", "petting_zoo", "gymnasium", "spaces"))
+EXTENSIONS = {
+    "methods": Extension(("maporl.methods",), {"reward": {"rules": ["tier"]}}, "reward.rules: tier"),
+    "loops": Extension(
+        ("maporl.loops", "maporl.runs.loop", "maporl.runs.loop_stage", "maporl.runs.updates"),
+        {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}},
+        "loop.stages",
+    ),
+    "crossplay": Extension(("maporl.crossplay", "maporl.cli.crossplay"), ("crossplay", "a", "b"), "maporl crossplay"),
+    "sharing": Extension(("maporl.runs.sharing", "maporl.cli.sharing"), ("sharing", "-o", "x"), "maporl sharing"),
+    "planning": Extension(("maporl.planning", "maporl.cli.plan"), ("plan", "--cluster", "1x1xH100"), "maporl plan"),
+    "verifier": Extension(("maporl.verifier", "maporl.cli.verifier"), ("verifier", "train", "x"), "maporl verifier"),
+    "reward server": Extension(("reward_server",), ("serve", "--task", "gsm8k", "--labels"), "maporl serve"),
+    "programs": Extension(
+        ("maporl.programs", "maporl.protocols.program"),
+        {"protocol": {"name": "program", "command": ["true"]}},
+        "protocol.name: program",
+    ),
+    "ray": Extension(
+        ("maporl.backends", "maporl.runs.doctor_groups"), {"cluster": {"backend": "ray"}}, "cluster.backend: ray"
+    ),
+    "vllm": Extension(
+        ("maporl.engines.vllm",),
+        {"agents": BOB | {"ann": {"model": "x", "engine": "vllm", "vllm": {"urls": ["http://127.0.0.1:9"]}}}},
+        "agents.ann.engine: vllm",
+    ),
+    "hub": Extension(("maporl.hub",), ("push", "x", "org/team"), "maporl push"),
+    "environments of others": Extension(
+        ("maporl.environments.adapters",),
+        {"tools": {"files": {"use": "mcp", "options": {"command": ["true"]}}}},
+        "tools.files.use: mcp",
+    ),
+    "games of others": Extension(GAMES, {"protocol": {"name": "game", "game": "textarena"}}, "game: textarena"),
+    "verifiers": Extension(
+        ("maporl.tasks.verifiers", "maporl.rewards.verifiers_rewards"),
+        {"task": {"name": "verifiers"}},
+        "task.name: verifiers",
+    ),
+}
+STAY = {
+    ("maporl.environments.build", "maporl.environments.adapters.trl"): "a class for TRL is told by its form, not named",
+}
+"""Imports of extensions in the core that stay for now, with the reason. What they import stays with the core."""
+
+SMALL = {"updates": 2, "warm_start": {"steps": 0}, "evaluation": {"questions": 4}}
+SCRIPT = """
+import json, sys
+gone, calls = json.loads(sys.argv[1])
+sys.modules |= dict.fromkeys(gone)  # an installation may have them besides
+from typer.testing import CliRunner
+import maporl
+from maporl.cli.main import app
+said = []
+for words in calls:
+    done = CliRunner().invoke(app, words)
+    said.append([done.exit_code, done.output, repr(done.exception)])
+print(json.dumps([maporl.__file__, said]))
+"""
+
+
+def is_of(module, names):
+    return any(f"{module}.".startswith(f"{name}.") for name in names)
+
+
+def edges():
+    """Every import of an extension in a module of the core. Those inside functions and for types count."""
+    modules = [module for extension in EXTENSIONS.values() for module in extension.modules]
+    return {
+        (found.module, found.imported)
+        for found in imports_inside()
+        if is_of(found.imported, modules) and not is_of(found.module, modules)
+    }
+
+
+def test_the_core_imports_no_extension():
+    for name, extension in EXTENSIONS.items():
+        assert all(module in FILES for module in extension.modules), name
+    assert edges() - set(STAY) == set(), 'name these by a text, "MODULE:OBJECT" (maporl.config.imports)'
+    assert set(STAY) - edges() == set(), "nobody imports these any longer: take them from the list"
+
+
+def copy_without(names, folder):
+    """Copy the packages without some extensions, but for what the core still imports of them."""
+    modules = [module for name in names for module in EXTENSIONS[name].modules]
+
+    def gone(parent, entries):
+        paths = {entry: ROOT / parent / entry for entry in entries}
+        inside = {entry: module_name(path) for entry, path in paths.items()}
+        stay = [imported for _, imported in STAY]
+        return [
+            e for e, module in inside.items() if is_of(module, modules) and not any(is_of(s, [module]) for s in stay)
+        ]
+
+    for package in PACKAGES:
+        if not is_of(package, modules):
+            shutil.copytree(ROOT / package, folder / package, ignore=gone)
+
+
+def lives_without(names, folder):
+    """Check that a team is trained without some extensions, and that what asks for one of them says what is missing."""
+    copy_without(names, folder)
+    quickstart = yaml.safe_load((ROOT / "configs/ppo/quickstart.yaml").read_text()) | SMALL
+    quickstart["output_dir"] = str(folder / "run")
+    quickstart["training"] |= {"per_device_train_batch_size": 4}
+
+    def file(name, sections):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(quickstart | sections))
+        return str(folder / f"{name}.yaml")
+
+    asked = [(EXTENSIONS[name].told, EXTENSIONS[name].asked) for name in names]
+    calls = [["check", "configs/ppo/quickstart.yaml"], ["train", file("small", {})], ["--help"], ["schema"], ["doctor"]]
+    calls += [["check", file(told, words)] if isinstance(words, dict) else words for told, words in asked]
+    tops = [module for name in names for module in EXTENSIONS[name].modules if "." not in module]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps([tops, calls])],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    imported, said = json.loads(done.stdout.splitlines()[-1])
+    assert imported == str(folder / "maporl/__init__.py")
+    for words, (status, text, error) in zip(calls[:5], said, strict=False):
+        assert status == 0, (words, text, error)
+    assert len((folder / "run/metrics.jsonl").read_text().splitlines()) == 2
+    for (told, _), (status, text, error) in zip(asked, said[5:], strict=True):
+        line = next((line for line in text.splitlines() if f"{told} needs " in line), "")
+        assert status == 2 and line.startswith("error: ") and "which this copy of maporl lacks; " in line, (text, error)
+
+
+def test_without_any_extension_a_team_is_trained_and_each_is_named_where_it_is_asked_for(tmp_path):
+    lives_without(list(EXTENSIONS), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_each_extension_can_be_taken_away_alone(name, tmp_path):
+    lives_without([name], tmp_path)
