@@ -33,7 +33,7 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 
 # beside it, what every process of the tests imports is compiled, once: three that start together would each compile it
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -c "import maporl.cli.main, maporl.runs.train, maporl.report.page" > /dev/null 2>&1 & \
+	$(BIN)/python -c "import maporl.cli.main, maporl.cli.train, maporl.runs.loop, maporl.report.page" > /dev/null 2>&1 & \
 		$(INSTALL) -e ".[dev]" && wait
 	touch $@
 

@@ -113,6 +113,18 @@ def _lines(error: Exception) -> list[str]:
     return [str(error), *(note.removeprefix("error: ") for note in getattr(error, "__notes__", ()))]
 
 
+def is_own(error: ModuleNotFoundError) -> bool:
+    """Return whether the module that was not found is one of this distribution."""
+    return str(error.name).partition(".")[0] in ("maporl", "reward_server", "trl_ext")
+
+
+def lacking(error: ModuleNotFoundError) -> str:
+    """Return which package is missing, and how to install it, for the end of a sentence."""
+    if is_own(error):
+        return f"{error.name}, which this copy of maporl lacks; install all of it: {install_command()}"
+    return f"the package {error.name}; pip install {error.name}"
+
+
 def install_command(extra: str | None = None) -> str:
     """Return the command that installs the packages of an extra, such as "quantized", or by default maporl itself.
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import typer
 
-from maporl.errors import UserError
+from maporl.errors import ConfigError, UserError, is_own, lacking
 from maporl.text import printable
 from trl_ext.files.atomic import NO_ROOM
 from trl_ext.process.interruptions import TERMINATED, Interrupted, Terminated, leave_soon
@@ -89,8 +89,8 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
     With ``quiet``, nothing is shown of what the block prints on standard output.
 
     Raises:
-        SystemExit: with the status of a :class:`UserError`, 1 for a full disk and for a file that the system refuses,
-            130 after Ctrl-C, and 143 after SIGTERM.
+        SystemExit: with the status of a :class:`UserError`, 2 for a package of maporl that is missing, 1 for a full
+            disk and for a file that the system refuses, 130 after Ctrl-C, and 143 after SIGTERM.
     """
     with redirect_stdout(StringIO()) if quiet else nullcontext():
         try:
@@ -99,6 +99,10 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
             sys.exit(TERMINATED if isinstance(stopped, Terminated) else 130)
         except UserError as error:
             _fail(error, error.exit_status)
+        except ModuleNotFoundError as error:  # an extension that another one is built on
+            if not is_own(error):
+                raise
+            _fail(ConfigError(f"this command needs {lacking(error)}"), ConfigError.exit_status)
         except OSError as error:
             if error.errno not in NO_ROOM and error.filename is None:
                 raise

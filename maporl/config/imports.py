@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from maporl.config.loops import RowsStage
 from maporl.config.schema import Config
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, lacking
 from trl_ext.errors import is_users
 
 _WORD = r"[^\W\d]\w*"
@@ -39,8 +39,6 @@ FINGERPRINTS = "module_fingerprints.json"
 """The file of a run's folder with the hashes of the user's own modules."""
 _FOLDERS: set[Path] = set()
 """The folders of all configurations that this process has imported modules for."""
-OWN = frozenset({"maporl", "reward_server", "trl_ext"})
-"""The packages of this distribution."""
 _INSTALLED = {Path(path).resolve() for path in sysconfig.get_paths().values()}
 
 Part = TypeVar("Part")
@@ -99,12 +97,7 @@ def extension(name: str, what: str) -> Any:
     try:
         return pkgutil.resolve_name(name)
     except ModuleNotFoundError as error:
-        lacking = str(error.name)
-        if lacking.partition(".")[0] in OWN:
-            why = f"{lacking}, which this copy of maporl lacks; install all of it: {install_command()}"
-        else:
-            why = f"the package {lacking}; pip install {lacking}"
-        raise ConfigError(f"{what} needs {why}") from None
+        raise ConfigError(f"{what} needs {lacking(error)}") from None
 
 
 def is_import(name: Any) -> bool:

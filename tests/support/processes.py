@@ -21,7 +21,17 @@ from folders import ROOT
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["tests.support.no_garbage", "maporl.cli.main", "maporl.runs.train", "maporl.report.page"]
+    [
+        "tests.support.no_garbage",
+        "maporl.cli.main",
+        "maporl.cli.train",
+        "maporl.cli.look",
+        "maporl.runs.train",
+        "maporl.runs.loop",
+        "maporl.backends.ray_backend",
+        "maporl.protocols.program",
+        "maporl.report.page",
+    ]
 )
 
 
