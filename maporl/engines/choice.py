@@ -57,7 +57,8 @@ def vllm_runs_here(config: Config) -> bool:
     """Return whether vLLM is installed and can share an accelerator with this run, which must be a single process."""
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and config.training.placement == "shared"
     grouped = config.cluster.backend == "ray"
-    if config.training.use_cpu or not alone or grouped or find_spec("vllm") is None:
+    lacking = any(find_spec(name) is None for name in ("vllm", "maporl.engines.vllm"))
+    if config.training.use_cpu or not alone or grouped or lacking:
         return False
     import torch
 

@@ -66,7 +66,7 @@ def examine() -> list[Finding]:
 
 
 def _versions() -> list[Finding]:
-    findings = [Finding("python", "fine", f"{platform.pythonversion_of()}, {sys.executable}")]
+    findings = [Finding("python", "fine", f"{platform.python_version()}, {sys.executable}")]
     for package in PACKAGES:
         try:
             with warnings.catch_warnings():
