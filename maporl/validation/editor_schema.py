@@ -8,9 +8,8 @@ from pydantic import TypeAdapter
 
 from maporl.advantages.transforms import TRANSFORMS
 from maporl.config import parse
-from maporl.config.imports import Parts, extension
+from maporl.config.imports import Parts
 from maporl.environments.games import GAMES
-from maporl.errors import ConfigError
 from maporl.protocols import PROTOCOLS
 from maporl.protocols.judging import StepJudge
 from maporl.rewards.rules import RULES
@@ -45,16 +44,9 @@ def editor_schema() -> dict[str, Any]:
             definition["properties"]["build"] = {
                 "description": definition["properties"]["build"]["description"], "$ref": "#/$defs/Builder",
             }  # fmt: skip
-    schema["$defs"]["Builder"] = parts.entry(_builders())
+    builders = Parts({"build": "maporl.loops.plan:BUILDERS"}).installed()
+    schema["$defs"]["Builder"] = parts.entry(builders.get("build", Parts()))
     return schema
-
-
-def _builders() -> Parts:
-    try:
-        builders: Parts = extension("maporl.loops.plan:BUILDERS", "loop.stages.build")
-    except ConfigError:  # without outer loops there is none, as there is no game whose package is missing
-        return Parts()
-    return builders
 
 
 class _Parts:
