@@ -1,6 +1,7 @@
 """The ``maporl`` command: every command by name, in the order of its help page. Each is loaded when it is called."""
 
 from collections import UserDict
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -56,9 +57,10 @@ class Commands(UserDict[str, Any]):
     """The commands by name, as typer makes them. Each is imported when it is read: because it, or its help, is asked
     for."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Mapping[str, Any]) -> None:
         super().__init__({name: (panel, part) for panel, named in COMMANDS.items() for name, part in named.items()})
         self.data["loop"] = (None, COMMANDS["Train"]["train"])  # who looks for outer loops types this; train runs them
+        self.data |= others
 
     def __getitem__(self, name: str) -> Any:
         if isinstance(self.data[name], tuple):
@@ -92,7 +94,7 @@ def _lacking(error: ConfigError) -> Any:
 class _Group(TyperGroup):
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self.commands = Commands()
+        self.commands = Commands(self.commands)  # with those that a program has added to the app
 
 
 app = typer.Typer(

@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from fractions import Fraction
 
+import pytest
 from folders import ROOT
 
-from maporl.config.imports import Parts
+from maporl.config.imports import Parts, look_up
+from maporl.errors import ConfigError
 from maporl.methods.marti import Margin
 from maporl.rewards.rules import RULES, build_rules
 
@@ -17,6 +20,23 @@ def test_a_part_is_imported_when_it_is_read_and_stays():
     assert dict(table)["own"] == 3 and list(table.items())[1] == ("own", 3)
     table["half"] = 0.5
     assert table["half"] == 0.5
+
+
+def test_a_part_whose_package_is_missing_is_told_where_it_is_named():
+    table = Parts({"half": "fractions:Fraction", "own": "maporl.nothing:No", "other": "no_such_library:No", "sum": sum})
+    assert list(table) == ["half", "own", "other", "sum"] and list(table.installed()) == ["half", "sum"]
+    for name, says in (
+        ("own", "own needs maporl.nothing, which this copy of maporl lacks; install all of it: pip install "),
+        ("other", "other needs the package no_such_library; pip install no_such_library"),
+    ):
+        with pytest.raises(ConfigError, match=f"^a.part: {says}"):
+            look_up(name, table, "a.part")
+
+
+def test_a_table_knows_the_name_of_a_part_that_nobody_has_imported():
+    table = Parts({"margin": "maporl.methods.marti:Margin", "again": "maporl.methods.marti:Margin", "half": Fraction})
+    assert [table.name_of(part) for part in (Margin, Fraction, int)] == ["margin", "half", None]
+    assert isinstance(table.data["margin"], str)
 
 
 def test_a_configuration_without_a_method_imports_none_and_one_with_it_imports_its_module_alone():
