@@ -23,14 +23,12 @@ LEARNS_FROM = "learns_from.txt"
 EVALUATED = ("evaluation_after.json", "evaluation_after.jsonl")
 RESULTS = (FINAL, *EVALUATED, "crossplay.json")
 """What the end of a run leaves besides reports, which are written again."""
+TAGS = ["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"]
+"""The tags of the model cards in a run's folder."""
 
 
 class RunExists(UserError, RuntimeError):
     """The output folder holds another run."""
-
-
-TAGS = ["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"]
-"""The tags of the model cards in a run's folder."""
 
 
 def has_final(folder: Path) -> bool:
