@@ -140,7 +140,7 @@ def lives_without(names, folder):
     calls += [["check", file(told, words)] if isinstance(words, dict) else words for told, words in asked]
     tops = [module for name in names for module in EXTENSIONS[name].modules if "." not in module]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps([tops, calls])],
+        [sys.executable, "-P", "-c", SCRIPT, json.dumps([tops, calls])],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
