@@ -124,8 +124,11 @@ def copy_without(names, folder):
             shutil.copytree(ROOT / package, folder / package, ignore=gone)
 
 
-def lives_without(names, folder):
-    """Check that a team is trained without some extensions, and that what asks for one of them says what is missing."""
+def lives_without(names, folder, *others):
+    """Check that a team is trained without some extensions, and that what asks for one of them says what is missing.
+
+    ``others`` are further commands that need none.
+    """
     copy_without(names, folder)
     quickstart = yaml.safe_load((ROOT / "configs/ppo/quickstart.yaml").read_text()) | SMALL
     quickstart["output_dir"] = str(folder / "run")
@@ -136,7 +139,8 @@ def lives_without(names, folder):
         return str(folder / f"{name}.yaml")
 
     asked = [(EXTENSIONS[name].told, EXTENSIONS[name].asked) for name in names]
-    calls = [["check", "configs/ppo/quickstart.yaml"], ["train", file("small", {})], ["--help"], ["schema"], ["doctor"]]
+    calls = [["check", "configs/ppo/quickstart.yaml"], ["train", file("small", {})], ["--help"], *others]
+    begun = len(calls)
     calls += [["check", file(told, words)] if isinstance(words, dict) else words for told, words in asked]
     tops = [module for name in names for module in EXTENSIONS[name].modules if "." not in module]
     done = subprocess.run(
@@ -146,16 +150,21 @@ def lives_without(names, folder):
     assert done.returncode == 0, done.stderr
     imported, said = json.loads(done.stdout.splitlines()[-1])
     assert imported == str(folder / "maporl/__init__.py")
-    for words, (status, text, error) in zip(calls[:5], said, strict=False):
+    for words, (status, text, error) in zip(calls[:begun], said, strict=False):
         assert status == 0, (words, text, error)
     assert len((folder / "run/metrics.jsonl").read_text().splitlines()) == 2
-    for (told, _), (status, text, error) in zip(asked, said[5:], strict=True):
+    for (told, _), (status, text, error) in zip(asked, said[begun:], strict=True):
         line = next((line for line in text.splitlines() if f"{told} needs " in line), "")
         assert status == 2 and line.startswith("error: ") and "which this copy of maporl lacks; " in line, (text, error)
 
 
 def test_without_any_extension_a_team_is_trained_and_each_is_named_where_it_is_asked_for(tmp_path):
     lives_without(list(EXTENSIONS), tmp_path)
+
+
+@pytest.mark.slow
+def test_without_any_extension_the_machine_is_examined_and_the_schema_printed(tmp_path):
+    lives_without(list(EXTENSIONS), tmp_path, ["schema"], ["doctor"])
 
 
 @pytest.mark.slow
