@@ -14,7 +14,7 @@ def download(name: str) -> Path:
     """Return the folder of a download of the hub's ``ORG/NAME``.
 
     Raises:
-        RunError: there is no such team, or it cannot be read.
+        RunError: no such team exists, or it cannot be read.
     """
     try:
         validate_repo_id(name)

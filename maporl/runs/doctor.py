@@ -153,6 +153,7 @@ def _groups() -> list[Finding]:
 
 
 def version_of(package: str) -> str:
+    """Return the version of a package, or that it is unknown, in words for a finding."""
     try:
         return version(package)
     except PackageNotFoundError:
