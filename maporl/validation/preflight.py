@@ -321,7 +321,7 @@ def group_lines(config: Config) -> list[str]:
 
 
 def check_groups(run: ResolvedRun) -> Iterator[Fault]:
-    """Yield why the run cannot be distributed over groups, or the options of groups where there are none."""
+    """Yield why the run cannot be distributed over groups, or options of groups where the backend is local."""
     cluster = run.config.cluster
     if cluster.backend == "ray":
         yield from extension("maporl.backends.check:check", "cluster.backend: ray")(run)
