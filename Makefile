@@ -88,7 +88,7 @@ format: $(VENV)/installed-dev
 reference: $(VENV)/installed
 	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_base.py
-	$(BIN)/python docs/make_house.py
+	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python -m maporl.report.metric_panels > docs/metrics.md
 	$(BIN)/python -m maporl.config.recipes > docs/recipes.md
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from maporl.config.parse import read_yaml
 try:
     from maporl.playground.tiny_versions import tiny_version
-except ModuleNotFoundError:  # a checkout from before the playground was a room
+except ModuleNotFoundError:  # a checkout from before the playground was a package
     from maporl.config.recipes import tiny_version
 from maporl.runs.loop import run_loop
 from maporl.runs.train import train

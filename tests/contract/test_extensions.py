@@ -30,7 +30,7 @@ GAMES = tuple(f"maporl.environments.games.{name}" for name in ("text_arena", "pe
 EXTENSIONS = {
     "methods": Extension(("maporl.methods",), {"reward": {"rules": ["tier"]}}, "reward.rules: tier"),
     "loops": Extension(
-        ("maporl.loops", "maporl.runs.loop", "maporl.runs.loop_stage", "maporl.runs.updates"),
+
         {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}},
         "loop.stages",
     ),
