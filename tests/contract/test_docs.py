@@ -200,13 +200,11 @@ def test_every_metric_of_a_run_is_defined(tmp_path):
     run.train(config, resume=False, quiet=True)
     names = {k for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() for k in json.loads(line)}
     undefined = [name for name in names if not any(metric.pattern.fullmatch(name) for metric in metric_panels.METRICS)]
-    assert not undefined, sorted(undefined)
+    assert not undefined, f"add a row for each to METRICS in maporl/report/metric_panels.py: {sorted(undefined)}"
 
 
 def test_the_page_of_metrics_is_up_to_date():
-    assert (ROOT / "docs/metrics.md").read_text() == metric_panels.page(), (
-        "python -m maporl.report.metric_panels > docs/metrics.md"
-    )
+    assert (ROOT / "docs/metrics.md").read_text() == metric_panels.page(), "run make reference"
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +229,9 @@ def test_the_reference_has_every_public_name_once(reference):
     program, stored = reference
     shown = re.findall(r"^### (.+)$", stored, re.MULTILINE)
     wanted = {*maporl.__all__, *(f"trl_ext.{name}" for name in trl_ext.__all__)} - set(program.SAME)
-    assert wanted <= set(shown) and len(set(shown)) == len(shown)
+    missing = sorted(wanted - set(shown))
+    assert not missing, f"add them to GROUPS in docs/make_api.py, and run make reference: {missing}"
+    assert len(set(shown)) == len(shown)
     for name, same in program.SAME.items():
         assert program.find(name) is program.find(same)
 

