@@ -369,7 +369,8 @@ def test_equal_plans_in_equal_states_are_paid_the_same_in_every_round(name):
 def test_the_page_of_games_shows_what_players_see():
     page = (ROOT / "docs/games.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `") and line.count("|") == 5]
-    assert [row[1].strip(" `") for row in rows[: len(GAMES)]] == list(GAMES)
+    shown = [row[1].strip(" `") for row in rows[: len(GAMES)]]
+    assert shown == list(GAMES), "docs/games.md: give each game of GAMES a row in the table, in the same order"
     for name, sees in ((row[1].strip(" `"), re.findall(r"`([^`]+)`", row[3])) for row in rows[: len(GAMES)]):
         if name in ("path_plans", "sokoban", "sudoku", "textarena", "pettingzoo", "gymnasium"):
             continue  # what they show is described in words

@@ -448,7 +448,12 @@ def test_every_rule_is_tried():
     # which a tree refuses, readability needs the reward nll, which charges for wordings, tree_margin needs attempts
     # that mend others, and translate answers that were shown
     others = {"inherit", "counterfactual", "readability", "consistency", "tree_margin", "translate"}
-    assert {*OWN, *LOOKS_AHEAD} | others == set(RULES)
+    missing = sorted(set(RULES) - {*OWN, *LOOKS_AHEAD} - others)
+    assert not missing, (
+        f"give {', '.join(missing)} a line with options in OWN if a credit depends on nothing that is said after it, and in "
+        "LOOKS_AHEAD otherwise; in others, if a tree or a game cannot have the rule"
+    )
+    assert {*OWN, *LOOKS_AHEAD} | others <= set(RULES)
 
 
 FORKS = [name for name, kind in BRANCHINGS.items() if not kind.final]
