@@ -80,6 +80,30 @@ def test_the_data_types_on_the_page_are_classes():
     assert all((ROOT / folder).is_dir() for _, folder, _ in types)
 
 
+def test_the_page_names_files_and_tables_that_exist():
+    page = make_architecture.PAGE.read_text(encoding="utf-8").split("## Where does a new line belong?")[1]
+    named = re.findall(r"`(\w+)` (?:in|of) `([\w.]+/[\w/.]+\.py)`", page)
+    assert len(named) > 12
+    assert [(name, file) for name, file in named if name not in re.findall(r"\w+", (ROOT / file).read_text())] == []
+    files = set(re.findall(r"`((?:maporl|trl_ext|docs|tests|configs|benchmarks)/[\w/.]+)`", page))
+    assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
+
+
+def test_what_is_left_is_read_from_the_imports(monkeypatch):
+    kinds = {"maporl/guard": "companion", "maporl/types.py": "core", "maporl/cli": "core", "maporl/hub": "extension", "maporl/methods": "extension"}  # fmt: skip
+    guard, types, cli, hub, methods = shown = [make_architecture.Package(n, path) for n, path in enumerate(kinds)]
+    imports = [(guard, types, "guard.requests"), (cli, hub, "cli.share"), (cli, hub, "cli.common"), (hub, types, "hub.push"), (methods, hub, "methods.ssl")]  # fmt: skip
+    made = [(a, b, make_architecture.Import(f"maporl.{module}", "", b.module)) for a, b, module in imports]
+    monkeypatch.setattr(make_architecture, "packages", lambda: shown)
+    monkeypatch.setattr(make_architecture, "steps", lambda: made)
+    monkeypatch.setattr(weigh, "budgets", lambda: {path: weigh.Budget(kind, 10) for path, kind in kinds.items()})
+    assert make_architecture.left() == (
+        "| `maporl/guard` | companion | it imports `maporl/types.py` |\n"
+        "| `maporl/hub` | extension | it is imported by `maporl/cli` (common, share) |\n"
+        "| `maporl/methods` | extension | nothing |\n"
+    )
+
+
 def test_the_table_of_decisions_says_what_their_pages_say():
     assert make_architecture.INDEX.read_text(encoding="utf-8") == make_architecture.index(), "run make reference"
     found = make_architecture.decisions()
