@@ -32,7 +32,7 @@ from maporl.report import metric_panels
 
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 DECISIONS = set(ROOT.glob("docs/decisions/[0-9]*.md"))
-"""Pages to which their index leads, whose table has them all (tests of the map)."""
+"""Pages to which their index leads, whose table has them all (test_architecture.py)."""
 NOTEBOOKS = sorted(ROOT.glob("examples/*.ipynb"))
 
 
