@@ -19,7 +19,7 @@ from make_architecture import FILES, all_imports, package_of, steps
 
 PACKAGES = make_architecture.packages()
 FRONT = {package.module for package in PACKAGES if package.layer is None}
-"""The fronts of the distributions, which load names of all layers on first use, and the command. Nobody imports them."""
+"""Modules that load names of all layers on first use, and the command. Nobody imports them."""
 COUNTED = re.compile(r"(\| [\d,]+) \| [\d,]+ \|$", re.MULTILINE)
 LIGHT = (
     "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.guard", "maporl.schedules", "maporl.http_client", "maporl.event_loop",
