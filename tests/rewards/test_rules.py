@@ -141,13 +141,13 @@ def test_rules_compose_from_left_to_right_and_faults_are_named():
 
 def test_along_what_a_rule_spreads_credit():
     """``branching`` asks this: a rule that spreads credit along a dialogue needs its future."""
+    expected = {
+        "utterance": {"own", "complement", "cost", "inherit", "tree_margin"},
+        "dialogue": {"last", "zero_sum", "back_propagate", "public_goods", "readability"},
+        "question": {"tree_mean", "tournament", "counterfactual", "length_share", "prove", "translate", "consistency"},
+    }
     named = {name: RULES[name].along for name in RULES if isinstance(RULES[name].along, str)}
-    assert {name for name, along in named.items() if along == "utterance"} == {
-        "own", "complement", "cost", "inherit", "tree_margin",
-    }  # fmt: skip
-    assert {name for name, along in named.items() if along == "dialogue"} == {
-        "last", "zero_sum", "back_propagate", "public_goods", "readability",
-    }  # fmt: skip
-    assert {name for name, along in named.items() if along == "question"} == {
-        "tree_mean", "tournament", "counterfactual", "length_share", "prove", "translate", "consistency",
-    }  # fmt: skip
+    missing = sorted(set(named) - set().union(*expected.values()))
+    assert not missing, f"write {', '.join(missing)} into the set of what a credit depends on: the rule's `along`"
+    for along, names in expected.items():
+        assert {name for name, found in named.items() if found == along} == names
