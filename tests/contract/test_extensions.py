@@ -30,7 +30,6 @@ GAMES = tuple(f"maporl.environments.games.{name}" for name in ("text_arena", "pe
 EXTENSIONS = {
     "methods": Extension(("maporl.methods",), {"reward": {"rules": ["tier"]}}, "reward.rules: tier"),
     "loops": Extension(
-
         {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}},
         "loop.stages",
     ),
