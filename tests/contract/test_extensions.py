@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from folders import ROOT
-from test_floors import FILES, PACKAGES, imports_inside, module_name
+from test_architecture import FILES, imports_inside, make_architecture, weigh
 
 
 class Extension(NamedTuple):
@@ -30,6 +30,7 @@ GAMES = tuple(f"maporl.environments.games.{name}" for name in ("text_arena", "pe
 EXTENSIONS = {
     "methods": Extension(("maporl.methods",), {"reward": {"rules": ["tier"]}}, "reward.rules: tier"),
     "loops": Extension(
+        ("maporl.loops", "maporl.runs.loop", "maporl.runs.loop_stage"),
         {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}},
         "loop.stages",
     ),
@@ -112,13 +113,13 @@ def copy_without(names, folder):
 
     def gone(parent, entries):
         paths = {entry: ROOT / parent / entry for entry in entries}
-        inside = {entry: module_name(path) for entry, path in paths.items()}
+        inside = {entry: make_architecture.module_name(path) for entry, path in paths.items()}
         stay = [imported for _, imported in STAY]
         return [
             e for e, module in inside.items() if is_of(module, modules) and not any(is_of(s, [module]) for s in stay)
         ]
 
-    for package in PACKAGES:
+    for package in weigh.COUNTED:
         if not is_of(package, modules):
             shutil.copytree(ROOT / package, folder / package, ignore=gone)
 
