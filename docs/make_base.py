@@ -3,7 +3,7 @@
     python docs/make_base.py
 
 The help texts are those of :func:`trl_ext.ppo.options.option`, in the classes of ``maporl.config``. What a key may name
-is listed from the registries. tests/contract/test_configurations.py says when the file is stale.
+is listed from the registries. tests/contract/test_configuration_files.py says when the file is stale.
 """
 
 import dataclasses
