@@ -139,7 +139,9 @@ def trim(text: str) -> str:
 _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | dict.fromkeys(
     map(ord, "\u2009\u202f\u00a0\u3000"), " "
 )
-_WIDE |= dict(zip(map(ord, "−、。⁄º∕¢∠"), ("-", ",", ".", "/", "°", "/", " cents", "\\angle "), strict=True))
+_WIDE |= dict(zip(map(ord, "−、。⁄º∕∶¢∠"), ("-", ",", ".", "/", "°", "/", ":", " cents", "\\angle "), strict=True))
+_WIDE |= {code: unicodedata.normalize("NFKC", chr(code)) for code in range(0x1D400, 0x1D800)}  # letters of mathematics
+_WIDE |= dict.fromkeys([0x2705, 0x2714, 0xFE0F, *range(0x1F300, 0x1FB00)], "")  # pictures
 _ODD_DIGIT = re.compile(r"(?![0-9])\d")
 _WIDE |= {
     code: " {}/{}".format(*Fraction(unicodedata.numeric(chr(code))).limit_denominator(10).as_integer_ratio())
