@@ -232,12 +232,14 @@ def _without_typesetting(text: str) -> str:
         )
     text = _WRAPPER.sub(" ", text)  # what holds braces itself stays a group
     text = re.sub(r"\\(begin|end)\{(?:array\}\s*(?:\{[clr|@ ]*\})?|smallmatrix\})", r"\\\1{matrix}", text)
-    text = re.sub(r"(?<=[0-9)}])\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", "°", text)
-    text = re.sub(r"(?<=[0-9])\s*\^\s*\{\s*(?:st|nd|rd|th)\s*\}", "", text)
-    text = re.sub(r"°\s+(?=[CF](?![A-Za-z]))", "°", text)
-    text = re.sub(r"\{([^{}\\]{1,30})\\choose(?![A-Za-z])([^{}\\]{1,30})\}", r"\\binom{\1}{\2}", text)
-    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
-    text = re.sub(r"(\\frac)\s*([0-9])\s*([0-9])(?![0-9])", r"\1{\2}{\3}", text)
+    if "^" in text or "°" in text:
+        text = re.sub(r"(?<=[0-9)}])\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", "°", text)
+        text = re.sub(r"(?<=[0-9])\s*\^\s*\{\s*(?:st|nd|rd|th)\s*\}", "", text)
+        text = re.sub(r"°\s+(?=[CF](?![A-Za-z]))", "°", text)
+    if r"\choose" in text or "frac" in text:
+        text = re.sub(r"\{([^{}\\]{1,30})\\choose(?![A-Za-z])([^{}\\]{1,30})\}", r"\\binom{\1}{\2}", text)
+        text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
+        text = re.sub(r"(\\frac)\s*([0-9])\s*([0-9])(?![0-9])", r"\1{\2}{\3}", text)
     for written, meant in zip(_words(r"\% \$ \pounds \euro \& \# \colon"), "%$£€&#:", strict=True):
         text = text.replace(written, meant)
     return text.strip()
