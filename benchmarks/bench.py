@@ -18,11 +18,11 @@ then 1. Other work on the machine makes every figure doubtful. Linux with two co
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from machine import machine
@@ -111,45 +111,33 @@ def follow(commands: list[list[str]], checkout: Path, core: int) -> tuple[list[s
     """Run commands one after the other with a checkout's code on one core: what each printed, and their processor
     seconds."""
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    printed = []
+    printed, seconds = [], 0.0
     for command in commands:
-        done = subprocess.run(
-            ["taskset", "-c", str(core), sys.executable, *command],
-            cwd=checkout, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            raise SystemExit(f"{checkout}: {' '.join(command)[:300]} failed:\n{done.stderr[-2000:]}")
-        printed.append(done.stdout)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return printed, used.ru_utime + used.ru_stime
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            words = ["taskset", "-c", str(core), sys.executable, *command]
+            process = subprocess.Popen(words, cwd=checkout, env=environment, stdout=out, stderr=err)
+            _, status, used = os.wait4(process.pid, 0)  # of this process and its children alone
+            process.returncode = os.waitstatus_to_exitcode(status)
+            for file in (out, err):
+                file.seek(0)
+            if process.returncode:
+                raise SystemExit(f"{checkout}: {' '.join(command)[:300]} failed:\n{err.read()[-2000:]}")
+            printed.append(out.read())
+        seconds += used.ru_utime + used.ru_stime
+    return printed, seconds
 
 
 def round_of(name: str, inputs: Inputs, places: list[tuple[str, Path, int]]) -> dict[str, dict[str, float]]:
     """Measure each checkout on its core at the same time: the seconds of each ratio by the checkout's name."""
-    with tempfile.TemporaryDirectory(dir=inputs.folder) as folder:
-        children = {}
-        for title, checkout, core in places:
+    with tempfile.TemporaryDirectory(dir=inputs.folder) as folder, ThreadPoolExecutor(len(places)) as threads:
+
+        def measure(title: str, checkout: Path, core: int) -> dict[str, float]:
             out = Path(folder, title)
             out.mkdir()
-            reading, writing = os.pipe()
-            if (child := os.fork()) == 0:  # a process of its own, whose children's processor time is theirs alone
-                try:
-                    result = measured(name, out, *follow(inputs.commands(out)[name], checkout, core))
-                    os.write(writing, json.dumps(result).encode())
-                    os._exit(0)
-                except BaseException as error:
-                    print(error, file=sys.stderr, flush=True)
-                    os._exit(1)
-            os.close(writing)
-            children[title] = (child, reading)
-        found = {}
-        for title, (child, reading) in children.items():
-            with open(reading) as pipe:
-                found[title] = pipe.read()
-            os.waitpid(child, 0)
-        if not all(found.values()):
-            raise SystemExit(f"{name}: a measure failed; its message is above")
-        return {title: json.loads(text) for title, text in found.items()}
+            return measured(name, out, *follow(inputs.commands(out)[name], checkout, core))
+
+        begun = {place[0]: threads.submit(measure, *place) for place in places}
+        return {title: running.result() for title, running in begun.items()}
 
 
 def main() -> None:

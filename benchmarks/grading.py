@@ -38,6 +38,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from machine import processor
+
 from maporl.tasks.grading import find_label
 from maporl.tasks.grading.answers import label_of
 from maporl.tasks.grading.benchmarks import grade_benchmark
@@ -438,7 +440,7 @@ def main() -> None:
     started = time.perf_counter()
     result = {
         "date": date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
+        "machine": f"{processor()}, Python {platform.python_version()}",
         "answers": measure_answers(),
     }
     if arguments.data:

@@ -23,7 +23,6 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import queue
 import random
 import re
@@ -41,6 +40,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from machine import processor
 
 HERE = Path(__file__).resolve().parents[1]
 MUTATED = (
@@ -706,11 +707,6 @@ def _commit() -> str:
     )
 
 
-def _machine() -> str:
-    models = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return f"{len(os.sched_getaffinity(0))} cores of {models[0] if models else platform.machine()}"
-
-
 def scores(results: list[Result]) -> dict[str, dict[str, float]]:
     """Return the mutants of each folder, those killed, those whose line no test reached, and the share killed."""
     table = {}
@@ -775,7 +771,11 @@ def main() -> None:
                 for row in before["mutants"]
                 if effort.items() <= before.items() or row["outcome"] == "killed"
             ]
-    about |= {"machine": _machine(), "date": str(datetime.date.today()), **effort}
+    about |= {
+        "machine": f"{len(os.sched_getaffinity(0))} cores of {processor()}",
+        "date": str(datetime.date.today()),
+        **effort,
+    }
     have = {(result.file, result.line, result.change) for result in results}
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in mutants:

@@ -23,7 +23,6 @@ table of ``docs/learning.md`` from the file, and ends with status 1 if the READM
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from learning import Run, train
+from machine import processor
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART, REAL_MODEL = "configs/ppo/quickstart.yaml", "configs/ppo/smollm2_listen.yaml"
@@ -67,13 +67,10 @@ def about() -> dict[str, str]:
     last = [*git, "log", "-1", "--format=%h", *code]
     commit = subprocess.run(last, capture_output=True, text=True, check=True).stdout
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", *code], check=False).returncode
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    name = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
     return {
         "commit": commit.strip() + (" with changes" if changed else ""),
-        "machine": f"{name}, {os.cpu_count()} cores, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
+        "machine": f"{processor()}, {os.cpu_count()} cores, OMP_NUM_THREADS={threads}",
         "date": time.strftime("%Y-%m-%d"),
     }
 

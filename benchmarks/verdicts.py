@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
+from machine import processor
+
 from maporl.sandbox.pool import SandboxPool
 from maporl.tasks.base import examples_of, read_rows
 from maporl.tasks.programs import MBPP, HumanEval, Programs, hidden_tests, proves_little
@@ -115,7 +117,7 @@ def main() -> None:
     pool = SandboxPool()
     result: dict = {
         "date": date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
+        "machine": f"{processor()}, Python {platform.python_version()}",
     }
     for name, kind in (("mbpp", MBPP), ("humaneval", HumanEval)):
         if sources := getattr(options, name):
