@@ -33,7 +33,7 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 
 # beside it, what every process of the tests imports is compiled, once: three that start together would each compile it
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -c "import maporl.cli.main, maporl.cli.train, maporl.runs.loop, maporl.report.page" > /dev/null 2>&1 & \
+	$(BIN)/python -c "import maporl.cli.main, maporl.cli.train, maporl.loops.run, maporl.report.page" > /dev/null 2>&1 & \
 		$(INSTALL) -e ".[dev]" && wait
 	touch $@
 
@@ -63,10 +63,10 @@ test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow
 
 # with a real vLLM: in the process if it is installed, and on the server that MAPORL_TEST_VLLM_URL names, which another
-# terminal has started (see the head of tests/engines/test_vllm_engine.py)
+# terminal has started (see the head of tests/integrations/test_vllm_engine.py)
 test-vllm: $(VENV)/installed-dev
-	@test -n "$$MAPORL_TEST_VLLM_URL" -a -n "$$MAPORL_TEST_VLLM_MODEL" || $(BIN)/python -c "import vllm" || { echo "install vllm, or set MAPORL_TEST_VLLM_URL and MAPORL_TEST_VLLM_MODEL: tests/engines/test_vllm_engine.py says how to start a server"; exit 2; }
-	$(BIN)/python -m pytest -m vllm tests/engines/test_vllm_engine.py tests/engines/test_vllm_here.py tests/engines/test_vllm_calling.py
+	@test -n "$$MAPORL_TEST_VLLM_URL" -a -n "$$MAPORL_TEST_VLLM_MODEL" || $(BIN)/python -c "import vllm" || { echo "install vllm, or set MAPORL_TEST_VLLM_URL and MAPORL_TEST_VLLM_MODEL: tests/integrations/test_vllm_engine.py says how to start a server"; exit 2; }
+	$(BIN)/python -m pytest -m vllm tests/integrations/test_vllm_engine.py tests/integrations/test_vllm_here.py tests/integrations/test_vllm_calling.py
 	$(BIN)/python -m pytest -m vllm tests/system/test_ray_vllm.py  # by itself: vLLM imports Ray, which must begin with safe settings
 
 check: $(VENV)/installed-dev

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.schema import EnvironmentSection
-from maporl.environments.adapters.trl import TRLEnvironment
 from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.search import Index, Passage, read_corpus
+from maporl.environments.trl import TRLEnvironment
 from maporl.environments.workers import Job, Workers
 from maporl.tasks import build_task
 from trl_ext.ppo.options import Decoding
@@ -162,7 +162,7 @@ def _private_kilobytes(pid: int) -> int:
 
 def textarena() -> dict:
     """Play games of TextArena side by side with random bids, one move of each game after the other."""
-    from maporl.environments.games.text_arena import TextArena
+    from maporl.integrations.text_arena import TextArena
 
     moves = ["[Bid: 1, 2]", "[Bid: 2, 3]", "[Bid: 3, 3]", "[Bid: 4, 4]", "[Call]"]
     rng = random.Random(0)
@@ -191,7 +191,7 @@ def textarena() -> dict:
 
 def mcp() -> dict:
     """Start a server by its command line, and call it from one and from many dialogues."""
-    from maporl.environments.adapters.mcp import MCPTools
+    from maporl.integrations.mcp import MCPTools
 
     began = time.perf_counter()
     box = MCPTools(command=[sys.executable, str(SUPPORT / "mcp_test_server.py")], only=["price"])
@@ -217,7 +217,7 @@ def mcp() -> dict:
 
 def openenv() -> dict:
     """Take sessions of one server, step each of them ten times at once with the others, and give them back."""
-    from maporl.environments.adapters.open_env import OpenEnv
+    from maporl.integrations.open_env import OpenEnv
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with socket.socket() as place:

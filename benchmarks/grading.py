@@ -40,10 +40,10 @@ from typing import Any
 
 from machine import processor
 
-from maporl.tasks.grading import find_label
-from maporl.tasks.grading.answers import label_of
-from maporl.tasks.grading.benchmarks import grade_benchmark
-from maporl.tasks.grading.numbers import number
+from maporl.grading import find_label
+from maporl.grading.answers import label_of
+from maporl.grading.benchmarks import grade_benchmark
+from maporl.grading.numbers import number
 
 HERE = Path(__file__).resolve().parents[1]
 ANSWERS = HERE / "benchmarks" / "answers.txt"
@@ -53,7 +53,7 @@ LABELS = ("entailment", "neutral", "contradiction")
 GRADE = """
 import hashlib, json, sys, time
 from maporl.tasks import GSM8K, Mathematics
-from maporl.tasks.grading import same_answer
+from maporl.grading import same_answer
 rows = [json.loads(line) for line in open(sys.argv[1], encoding="utf-8")][:int(sys.argv[3])]
 task = {"gsm8k": GSM8K, "math": Mathematics}[sys.argv[2]](source=sys.argv[1])
 examples = list(task)[:len(rows)]

@@ -59,7 +59,7 @@ def memory_of_ray() -> dict[str, Any]:
     """Return the main memory of the processes that Ray has started for itself, on Linux."""
     found: dict[str, Any] = {"ray_mb": 0.0, "ray_rss_mb": 0.0, "ray_processes": {}}
     for process in psutil.Process().children(recursive=True):
-        if process.name().startswith("ray::Host") or "maporl.backends.ray_folder" in process.cmdline():
+        if process.name().startswith("ray::Host") or "maporl.integrations.ray.ray_folder" in process.cmdline():
             continue
         memory = process.memory_full_info()
         script = next((Path(word).stem for word in process.cmdline() if word.endswith(".py")), process.name())
@@ -76,7 +76,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        from maporl.backends.ray_cluster import Cluster
+        from maporl.integrations.ray.ray_cluster import Cluster
 
         Cluster().end()  # a cluster alone, to tell its time from that of the groups
         found: dict[str, Any] = {"ray_s": time.perf_counter() - begin}

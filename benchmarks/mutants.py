@@ -47,7 +47,7 @@ HERE = Path(__file__).resolve().parents[1]
 MUTATED = (
     "maporl/advantages/",
     "maporl/rewards/",
-    "maporl/tasks/grading/",
+    "maporl/grading/",
     "trl_ext/ppo/losses.py",
     "trl_ext/ppo/maths.py",
     "trl_ext/ppo/batch.py",

@@ -22,9 +22,9 @@ from maporl.config.schema import TinySection
 from maporl.engines.text import TextEngine
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols.base import Play, Protocol
-from maporl.protocols.program import Program
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.serving.program import Program
 from maporl.team.agents import Agent
 from maporl.team.team import Team
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer

@@ -55,8 +55,8 @@ def counted() -> Iterator[list[int]]:
 
 def tokens(values: dict[str, Any], name: str) -> float:
     """Return the weighted tokens for each question that a configuration trains on. Its warm start does not count."""
+    from maporl.loops.run import run_loop
     from maporl.runs.build import build_trainer
-    from maporl.runs.loop import run_loop
     from maporl.validation.load import from_dict
 
     with tempfile.TemporaryDirectory() as folder:

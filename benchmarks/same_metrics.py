@@ -40,7 +40,7 @@ try:
     from maporl.playground.tiny_versions import tiny_version
 except ModuleNotFoundError:  # a checkout from before the playground was a package
     from maporl.config.recipes import tiny_version
-from maporl.runs.loop import run_loop
+from maporl.loops.run import run_loop
 from maporl.runs.train import train
 from maporl.validation.load import from_dict
 name, folder = sys.argv[1:]

@@ -15,12 +15,12 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
-from maporl.backends.engine_pool import EnginePool
-from maporl.backends.member import GroupSpec
-from maporl.backends.remote import RemoteEngine
-from maporl.config.cluster import FailuresSection
 from maporl.config.schema import TinySection
 from maporl.engines.text import TextEngine
+from maporl.integrations.ray.engine_pool import EnginePool
+from maporl.integrations.ray.member import GroupSpec
+from maporl.integrations.ray.remote import RemoteEngine
+from maporl.integrations.ray.section import FailuresSection
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols.debate import Debate
 from maporl.rollout.driver import RolloutDriver

@@ -66,9 +66,9 @@ GROUPS: list[tuple[str, str, str]] = [
         "server](howto/mcp.md). A class for TRL's `environment_factory` needs no adapter of its own: "
         "[tools](howto/tools.md) names it.",
         "maporl.environments.search.bm25 maporl.environments.search.QuestionSearch "
-        "maporl.environments.adapters.mcp.MCPTools maporl.environments.adapters.mcp.MCPEnvironment "
-        "maporl.environments.adapters.mcp_server.ServerOptions maporl.environments.adapters.open_env.OpenEnv "
-        "maporl.environments.adapters.trl.TRLEnvironment",
+        "maporl.integrations.mcp.MCPTools maporl.integrations.mcp.MCPEnvironment "
+        "maporl.integrations.mcp_server.ServerOptions maporl.integrations.open_env.OpenEnv "
+        "maporl.environments.trl.TRLEnvironment",
     ),
     (
         "Reward what was said",

@@ -23,8 +23,8 @@ ROOT = weigh.ROOT
 PAGE = ROOT / "docs/architecture.md"
 ROW = re.compile(r"^\| (\d*) \|[\w ]*\| `([\w/.]+)` \|.*\|$", re.M)
 SUM = re.compile(r"^\| (companion|core|extension|all) \| ([^|]*)\| ([^|]*)\|.*\|$", re.M)
-LEFT = "| package | kind | what is left |\n|---|---|---|\n"
-"""The head of the table of imports that its kind forbids."""
+LEFT = "| companion | what it imports of the core |\n|---|---|\n"
+"""The head of the table of what companions import."""
 INDEX = ROOT / "docs/decisions/index.md"
 RULE = "|---|---|---|---|\n"
 """What stands between the head of the table of decisions and its rows."""
@@ -158,24 +158,12 @@ def text(counted: Mapping[str, int]) -> str:
 
 
 def left() -> str:
-    """Return a row for each extension, with the core that imports it, and for each companion, with the core that it
-    imports."""
+    """Return a row for each companion, with the core that it imports."""
     kinds = {package: weigh.budgets()[package.path].kind for package in packages() if package.layer is not None}
     rows = []
-    for package, kind in sorted(kinds.items(), key=lambda item: (weigh.KINDS.index(item[1]), item[0])):
-        if kind == "companion":
-            needed = {f"`{below.path}`" for above, below, _ in steps() if above == package and kinds[below] == "core"}
-            what = f"it imports {', '.join(sorted(needed))}" if needed else "nothing"
-        elif kind == "extension":
-            users: dict[str, set[str]] = {}
-            for above, below, found in steps():
-                if below == package and kinds[above] == "core":
-                    users.setdefault(above.path, set()).add(found.module.rpartition(".")[2])
-            by = [f"`{path}` ({', '.join(sorted(names))})" for path, names in sorted(users.items())]
-            what = f"it is imported by {', '.join(by)}" if by else "nothing"
-        else:
-            continue
-        rows.append(f"| `{package.path}` | {kind} | {what} |\n")
+    for package in sorted(package for package, kind in kinds.items() if kind == "companion"):
+        needed = {f"`{below.path}`" for above, below, _ in steps() if above == package and kinds[below] == "core"}
+        rows.append(f"| `{package.path}` | {', '.join(sorted(needed)) or 'nothing'} |\n")
     return "".join(rows)
 
 

@@ -3,10 +3,14 @@
 Names are loaded on first use, so that ``import maporl`` is quick.
 """
 
+import sys as _sys
 from importlib import import_module
 from importlib.util import find_spec
 
 import trl_ext as _trl_ext  # noqa: F401 - it silences a warning of bitsandbytes, before anything imports that
+from maporl.moved import MovedModules as _MovedModules
+
+_sys.meta_path.insert(0, _MovedModules())
 
 __version__ = "0.1.0"
 
@@ -15,19 +19,21 @@ _MODULES = {
         "AdvantageConfig AdvantageTerm Baseline BASELINES estimate Return RETURNS Scale SCALES Transform TRANSFORMS "
         "TurnBatch"
     ),
-    "maporl.backends.ray_backend": "RayBackend",
+    "maporl.integrations.ray.ray_backend": "RayBackend",
     "maporl.config": "Config",
     "maporl.config.call_options": "CallLimits CallTexts",
-    "maporl.config.cluster": "ClusterSection EnginePlaces FailuresSection GroupSection LearnerPlaces",
+    "maporl.integrations.ray.section": "ClusterSection EnginePlaces FailuresSection GroupSection LearnerPlaces",
     "maporl.config.engines": "ENGINES",
     "maporl.config.schema": (
-        "AblateSection AgentSection ApiSection ArenaSection BonusSection BranchingSection BrevitySection "
-        "ColocateSection EnvironmentSection EvaluationSection JudgeSection LoraSection PenaltySection PupilSection "
-        "RewardSection TinySection ToolSection VerifierSection VLLMSection WarmStartSection"
+        "AblateSection AgentSection ApiSection BonusSection BranchingSection BrevitySection EnvironmentSection "
+        "EvaluationSection JudgeSection LoraSection PenaltySection PupilSection RewardSection TinySection ToolSection "
+        "VerifierSection WarmStartSection"
     ),
     "maporl.decoding": "Sampling TeamSampling",
     "maporl.engines.base": "Engine Reply Request",
-    "maporl.engines.vllm.sampler": "VLLMSampler",
+    "maporl.integrations.vllm.sampler": "VLLMSampler",
+    "maporl.integrations.vllm.section": "ColocateSection VLLMSection",
+    "maporl.methods.sections": "ArenaSection",
     "maporl.environments": "Environment ENVIRONMENTS Tool Toolbox TOOLS",
     "maporl.environments.games": "Game GAMES IllegalMove",
     "maporl.environments.trial": "check_environment",
@@ -44,7 +50,7 @@ _MODULES = {
         "Attempts CallReturn Chain Code Collaboration Debate Design Forum Orchestrate PlayGame PlayWorld Propose "
         "Protocol PROTOCOLS Refine Route"
     ),
-    "maporl.protocols.program": "Program",
+    "maporl.serving.program": "Program",
     "maporl.report.page": "write_report",
     "maporl.report.read": "read_run Run",
     "maporl.rewards": "RewardFailure RewardSource SOURCES",
@@ -64,7 +70,7 @@ _MODULES = {
         "TaskError TASKS TinyGSM Triplets"
     ),
     "maporl.tasks.lessons": "Lessons",
-    "maporl.tasks.verifiers": "Verifiers",
+    "maporl.integrations.verifiers": "Verifiers",
     "maporl.team.agents": "Agent",
     "maporl.team.team": "Team",
     "maporl.tiny": "build_tiny_model build_tiny_tokenizer",

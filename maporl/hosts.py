@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -119,3 +120,15 @@ def check_address(what: str, url: Any, network: bool) -> None:
         raise ConfigError(
             f"{what}: url: {host} is another machine; add network: true if agents may send it what they like"
         )
+
+
+def check_urls(urls: Iterable[str]) -> None:
+    """Check that all ``urls`` are addresses of servers.
+
+    Raises:
+        ValueError: one of them is not ``http://HOST:PORT``.
+    """
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")

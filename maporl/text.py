@@ -276,16 +276,19 @@ class PatternError(UserError, ValueError):
     """A regular expression of the configuration takes too long. The message quotes it."""
 
 
-def check_pattern(option: str, pattern: str) -> int:
+def check_pattern(option: str, pattern: str, one_group: bool = False) -> int:
     """Return the number of groups of a user's regular expression. ``option`` is its name in the configuration.
 
     Raises:
-        ValueError: it is not a regular expression.
+        ValueError: it is not a regular expression, or has several groups where ``one_group`` is what is read.
     """
     try:
-        return regex.compile(pattern).groups
+        groups = regex.compile(pattern).groups
     except regex.error as error:
         raise ValueError(f"{option}: {pattern!r} is not a regular expression: {error}") from None
+    if one_group and groups > 1:
+        raise ValueError(f"{option}: expected at most one group, around what is read; got {pattern!r:.80}")
+    return groups
 
 
 def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[regex.Match[str]]:

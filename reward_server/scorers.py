@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+from maporl.grading import LONGEST_LABEL, LONGEST_TEXT
 from maporl.rewards.verifier.encoding import TooLong, encode
 from maporl.rewards.verifier.model import Verifier
 from maporl.tasks.base import Task
-from maporl.tasks.grading.answers import LONGEST_LABEL, LONGEST_TEXT
 from maporl.types import Example, Message
 from reward_server.schemas import ItemError, ModelInfo
 from trl_ext.chat.encoding import ChatError

@@ -238,10 +238,10 @@ def test_an_api_s_half_of_a_pair_is_written_down():
 
 
 PRINTS = {
-    "maporl/runs/loop.py": "names of policies and folders, which are made printable",
+    "maporl/loops/run.py": "names of policies and folders, which are made printable",
     "maporl/cli/common.py": "defines echo and Screen",
-    "maporl/backends/member.py": "names a process in its own log",
-    "maporl/backends/ray_backend.py": "tells what is started, which it makes printable",
+    "maporl/integrations/ray/member.py": "names a process in its own log",
+    "maporl/integrations/ray/ray_backend.py": "tells what is started, which it makes printable",
     "maporl/config/command_line.py": "prints errors, which it makes printable",
     "maporl/config/recipes.py": "writes a page of this project's own recipes",
     "maporl/report/metric_panels.py": "writes a page of this project's own metrics",

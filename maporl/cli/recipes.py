@@ -150,7 +150,7 @@ def try_(
         )
         if shown:
             echo(
-                f"{'round' if config.loop.stages else 'update'} {metrics['step']}: "
+                f"{'round' if config.stages else 'update'} {metrics['step']}: "
                 f"{', '.join(f'{key} {metrics[key]:.3g}' for key in shown)}"
             )
     echo(write_report([Path(config.output_dir)]))

@@ -27,7 +27,7 @@ def push(
 ) -> None:
     """Put a team on the hub: policies, heads, configuration, report, and a card with its results."""
     quiet_libraries()
-    pushed = extension("maporl.hub.push:push", "maporl push")(run, name, private, dry_run, allow or ())
+    pushed = extension("maporl.integrations.hub.push:push", "maporl push")(run, name, private, dry_run, allow or ())
     for path, size in pushed.files:
         echo(f"{size / 1e6:10.2f} MB  {path}" if size >= 1e5 else f"{size / 1e3:10.1f} kB  {path}")
     for note in pushed.notes:
@@ -75,7 +75,7 @@ def doctor(
     table.add_column(overflow="fold")
     findings = examine()
     if cluster is not None:
-        findings += extension("maporl.runs.doctor_groups:examine_cluster", "maporl doctor --cluster")(cluster)
+        findings += extension("maporl.integrations.ray.doctor:examine_cluster", "maporl doctor --cluster")(cluster)
     colours = {"fine": "green", "missing": "yellow", "broken": "red"}
     for finding in findings:
         table.add_row(Text(finding.state, colours[finding.state]), Text(finding.what), Text(finding.detail))

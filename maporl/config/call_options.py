@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from maporl.config.numbers import AboveZero, Positive, section
+from maporl.sections import AboveZero, Positive, section
 from maporl.text import check_texts, text_option
 from trl_ext.ppo.options import option
 

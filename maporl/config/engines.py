@@ -40,7 +40,7 @@ class EngineEntry:
 ENGINES: dict[str, EngineEntry] = {
     "transformers": EngineEntry("maporl.engines.transformers", weights=True, remote=False),
     "vllm": EngineEntry(
-        "maporl.engines.vllm.engine",
+        "maporl.integrations.vllm.engine",
         weights=True,
         section="vllm",
         example="{urls: [http://127.0.0.1:8000]}",

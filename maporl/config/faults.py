@@ -6,10 +6,9 @@ import difflib
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from maporl.config.imports import is_import
-from maporl.config.loops import STAGES
 from maporl.config.schema import Config
 from maporl.credentials import without_secrets
 
@@ -94,7 +93,7 @@ def _has_better(fault: Any, faults: Sequence[Any]) -> bool:
 def _explain(kind: type, fault: Any) -> str:
     whole = fault["loc"]
     # list[str] is the name of a type
-    places = [part for n, part in enumerate(whole) if "[" not in str(part) and not _stage_at(whole, n)]
+    places = [part for part in _keys(kind, whole)[0] if "[" not in str(part)]
     if len(places) > 1 and places[-1] in _TYPES:
         places.pop()
     location = ".".join(f"{part!s:.80}" for part in places)
@@ -119,11 +118,6 @@ def _explain(kind: type, fault: Any) -> str:
         message = str(fault["ctx"]["error"])
         return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{note}" if location else message
     return f"{location}: {_expected(fault, location)}, got {value!r:.80}{note}"
-
-
-def _stage_at(location: Sequence[Any], number: int) -> Any:
-    """Return the class of a stage if this part of a location is what it trains, which pydantic adds to its number."""
-    return STAGES.get(location[number]) if number and isinstance(location[number - 1], int) else None
 
 
 def _tag(fault: Any) -> str:
@@ -152,7 +146,7 @@ def _expected(fault: Any, location: str) -> str:
 
 def _nearest(kind: type, location: tuple) -> str:
     """Return a text with the known keys at ``location`` and the key that is nearest to its last part."""
-    return nearest_key(_section(kind, location[:-1]), str(location[-1]))
+    return nearest_key(_keys(kind, location[:-1])[1], str(location[-1]))
 
 
 def nearest_key(section: Any, key: str) -> str:
@@ -179,15 +173,26 @@ def nearest_key(section: Any, key: str) -> str:
     return f"{hint}known: {', '.join(names)}{below}"
 
 
-def _section(kind: Any, location: tuple) -> Any:
-    """Return the dataclass at ``location`` below the dataclass ``kind``."""
-    for number, part in enumerate(location):
-        kind = _stage_at(location, number) or kind
-        if dataclasses.is_dataclass(kind):
-            hints = {f.name: f.type for f in dataclasses.fields(kind)}
-            kind = hints.get(part, kind)
-            kind = _dataclass_in(kind) or kind
-    return kind
+def _keys(kind: type, location: Sequence[Any]) -> tuple[list[Any], type]:
+    """Return the keys of a location below the dataclass ``kind``, and the section in which the last one stands.
+
+    Where a value may be one of several sections, pydantic adds the tag of the one that it read, such as ``sft``.
+    """
+    keys, inside = [], [kind]
+    for part in location:
+        hints = {f.name: f.type for one in inside for f in dataclasses.fields(one)}
+        if part not in hints and (tagged := [one for one in inside if part in _tags(one)]):
+            inside = tagged
+            continue
+        keys.append(part)
+        inside = _dataclasses_in(hints.get(part)) or inside
+    return keys, inside[0]
+
+
+def _tags(kind: type) -> set[Any]:
+    """Return the values of those keys of a section that allow one value alone."""
+    hints = [f.type for f in dataclasses.fields(kind) if get_origin(f.type) is Literal]
+    return {value for hint in hints for value in get_args(hint) if len(get_args(hint)) == 1}
 
 
 @cache
@@ -199,15 +204,13 @@ def _places() -> dict[str, list[str]]:
         prefix, kind = left.pop(0)
         for f in dataclasses.fields(kind):
             by_key.setdefault(f.name, []).append(f"{prefix}{f.name}")
-            if (inner := _dataclass_in(f.type)) and getattr(f.type, "__origin__", None) is not list:
-                left.append((f"{prefix}{f.name}.{'NAME.' if f.name == 'agents' else ''}", inner))
+            if (inner := _dataclasses_in(f.type)) and getattr(f.type, "__origin__", None) is not list:
+                left.append((f"{prefix}{f.name}.{'NAME.' if f.name == 'agents' else ''}", inner[0]))
     return {name: sorted(places, key=lambda place: place.count(".")) for name, places in by_key.items()}
 
 
-def _dataclass_in(hint: Any) -> type | None:
+def _dataclasses_in(hint: Any) -> list[type]:
+    """Return the sections that a value of the type ``hint`` may be, or may hold."""
     if dataclasses.is_dataclass(hint):
-        return hint  # type: ignore[return-value]
-    for part in getattr(hint, "__args__", ()):
-        if inner := _dataclass_in(part):
-            return inner
-    return None
+        return [hint]  # type: ignore[list-item]
+    return [inner for part in getattr(hint, "__args__", ()) for inner in _dataclasses_in(part)]

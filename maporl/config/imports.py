@@ -27,7 +27,6 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from maporl.config.loops import RowsStage
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, lacking
 from trl_ext.errors import is_users
@@ -186,8 +185,8 @@ def named_imports(config: Config) -> dict[str, str]:
     named += [("reward.charges", name) for name in config.reward.charges]
     for key, entries in (("reward.rules", config.reward.rules), ("advantage.post", config.advantage.post)):
         named += [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
-    for number, stage in enumerate(config.loop.stages):
-        build = stage.build if isinstance(stage, RowsStage) else {}
+    for number, stage in enumerate(config.stages):
+        build = getattr(stage, "build", {})
         named += [(f"loop.stages.{number}.build", name) for name in ([build] if isinstance(build, str) else build)]
     slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
     named += [(f"advantage.{key}", name) for key, name in slots.items()]

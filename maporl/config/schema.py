@@ -5,25 +5,53 @@ PPO's own options are in :mod:`trl_ext.ppo.options`. ``configs/ppo/base.yaml`` s
 
 import dataclasses
 import difflib
-from collections.abc import Iterable
+import pkgutil
+from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from maporl.config.call_options import CallLimits, CallTexts
-from maporl.config.cluster import ClusterSection
 from maporl.config.engines import ENGINES
-from maporl.config.loops import LoopSection
-from maporl.config.numbers import AboveZero, Finite, Natural, NotNegative, Positive, PositiveShare, Share, section
 from maporl.decoding import Sampling
+from maporl.errors import lacking
+from maporl.hosts import check_urls
 from maporl.schedules import Schedule
+from maporl.sections import AboveZero, Finite, Natural, NotNegative, Positive, PositiveShare, Share, section
 from maporl.text import check_pattern, check_texts, text_option
 from trl_ext.models.attention import ATTENTIONS, check_name
 from trl_ext.ppo.options import Decoding, LearnerOptions, PPOOptions, option, options
 
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
 """The environment variable with the bearer token of the reward server and of its client."""
+
+
+@cache
+def brought(name: str) -> Any:
+    """Return the section ``MODULE:CLASS`` of an extension, or what stands in its place where the extension is missing.
+
+    So a package brings the sections that it alone reads, and the core, which imports no extension, finds them by this
+    text. Where a section is missing its key is None, and a configuration that sets it is told what to install.
+    """
+    try:
+        return pkgutil.resolve_name(name)
+    except ModuleNotFoundError as error:
+        return Annotated[None, BeforeValidator(_missing(f"needs {lacking(error)}"))]
+
+
+def _made(name: str) -> Callable[[], Any]:
+    kind = brought(name)
+    return kind if isinstance(kind, type) else lambda: None
+
+
+def _missing(told: str) -> Callable[[Any], None]:
+    def refuse(value: Any) -> None:
+        if value is not None:
+            raise ValueError(told)
+
+    return refuse
+
 
 Attention = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": list(ATTENTIONS)})]
 
@@ -110,66 +138,6 @@ class ApiSection:
     def __post_init__(self):
         if self.temperature is not None and "temperature" in self.leave_out:
             raise ValueError("leave_out: temperature is set and left out; remove one of them")
-
-
-def check_urls(urls: Iterable[str]) -> None:
-    """Check that all ``urls`` are addresses of servers.
-
-    Raises:
-        ValueError: one of them is not ``http://HOST:PORT``.
-    """
-    for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")
-
-
-@section()
-class ColocateSection:
-    """vLLM in the trainer's process, or in the processes that sample for a group (``cluster.backend: ray``)."""
-
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = option(
-        None,
-        "Share of the GPU's memory. None: 0.3 beside weights that are trained, and 0.85 on a device of its own. "
-        "Agents whose policies have different bases share it in equal parts.",
-    )
-    max_model_len: Positive | None = option(None, "Longest conversation, in tokens.")
-    sleep: bool = option(True, "Give the memory back between rollouts, where the device allows this and others use it.")
-    options: dict[str, Any] = option({}, "Keyword arguments of vllm.LLM.")
-
-
-@section()
-class VLLMSection:
-    """vLLM that answers for an agent whose weights are trained here (``maporl.engines.vllm``).
-
-    Raises:
-        ValueError: not exactly one of ``urls`` and ``colocate`` is given, or a URL is not valid.
-    """
-
-    urls: list[str] = option(
-        [],
-        "Servers of the agent's base model, e.g. [http://127.0.0.1:8000]. Give either this or `colocate`.",
-    )
-    colocate: ColocateSection | None = option(
-        None,
-        "vLLM in this process, or in the processes that sample for a group (cluster.backend: ray).",
-    )
-    base: str | None = option(None, "The servers' name of the model. None: the one that they list.")
-    folder: str | None = option(None, "Where adapters are written for the servers to read. None: in the run's folder.")
-    seeds: bool = option(
-        True,
-        "Send a seed with every request, so that a run repeats as far as the server does. vLLM 0.32 crashes on "
-        "CPUs if requests have seeds.",
-    )
-    key_variable: str = option("VLLM_API_KEY", "Name of the environment variable with the servers' key.")
-    concurrency: Positive = option(64, "Most requests at a time.")
-    timeout: AboveZero = option(120.0, "Seconds for a whole exchange.")
-    retries: Natural = option(3, "How often a failed request is repeated.")
-
-    def __post_init__(self):
-        if bool(self.urls) == (self.colocate is not None):
-            raise ValueError(f"expected either urls or colocate, got urls {self.urls} and colocate {self.colocate}")
-        check_urls(self.urls)
 
 
 @section()
@@ -303,7 +271,7 @@ class AgentSection:
         "Options of an engine that has no section in this file, for example of one that you added to ENGINES.",
     )
     api: ApiSection | None = option(None, "For engine openai: an OpenAI-compatible endpoint.")
-    vllm: VLLMSection | None = option(
+    vllm: brought("maporl.integrations.vllm.section:VLLMSection") | None = option(  # type: ignore[valid-type]
         None,
         "For engine vllm: servers of the agent's base model, or vLLM in this process.",
     )
@@ -390,20 +358,6 @@ class BrevitySection:
     """The options of the reward source ``brevity``, which pays for short answers."""
 
     tokens: Positive = option(help="Length in tokens from which an answer earns 0.")
-
-
-@section()
-class JudgementSection:
-    """The options of the reward source ``judgement``: what an agent earns that judges the results which it called
-    for."""
-
-    right: Finite = option(0.3, "For a right judgement.")
-    wrong_yes: Finite = option(-0.6, "For a useless result that is called useful.")
-    wrong_no: Finite = option(-0.3, "For a useful result that is called useless.")
-    similar: Annotated[float, Field(ge=0, lt=1)] = option(
-        0.7,
-        "A result is useful if it has more than this share of the right answer's words.",
-    )
 
 
 @section()
@@ -540,12 +494,6 @@ class VerifierSection:
             )
 
 
-def _check_judging(section: Any) -> None:
-    check_texts(section)
-    if check_pattern("pattern", section.pattern) > 1:
-        raise ValueError(f"pattern: expected at most one group, around what is read; got {section.pattern!r:.80}")
-
-
 @section()
 class JudgeSection:
     """The options of the reward source ``judge``: an agent of the team scores every answer.
@@ -569,59 +517,8 @@ class JudgeSection:
     )
 
     def __post_init__(self):
-        _check_judging(self)
-
-
-@section()
-class ArenaSection:
-    """The options of the reward source ``arena``: an agent of the team says which of two final answers is better.
-
-    Raises:
-        ValueError: ``prompt`` has another placeholder, or ``pattern`` is not a regular expression.
-    """
-
-    agent: str = option(help="The agent that compares.")
-    prompt: str = text_option(
-        "{question}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}\n\nWhich answer is better? End with a line 'Better: "
-        "A' or 'Better: B'.",
-        "What it is asked, with {question}, {first} and {second}.",
-    )
-    pattern: str = option(r"[Bb]etter:\s*([AB])", "A regular expression whose last match holds A or B.")
-
-    def __post_init__(self):
-        _check_judging(self)
-
-
-@section()
-class AnnotatorSection:
-    """The options of the reward source ``annotator``: an agent labels what others observe, and the labels are paid
-    later.
-
-    Raises:
-        ValueError: ``prompt`` has another placeholder or lacks ``{observation}``, or a pattern is not a regular
-            expression.
-    """
-
-    agent: str = option(help="The agent that labels.")
-    prompt: str = text_option(
-        "{question}\n\nSomeone at work on this now sees:\n{observation}\n\nDoes it show that this was a step forward? "
-        "End with a line 'Label: 1' for yes, or 'Label: 0' for no.",
-        "What it is asked, with {observation!}, and {question}, that of the utterance that is paid.",
-    )
-    pattern: str = option(r"[Ll]abel:\s*(\d+(?:\.\d+)?)", "A regular expression whose last match holds the label.")
-    largest: Annotated[float, Field(gt=0)] = option(1.0, "The largest label, by which the label is divided.")
-    read: str | None = option(
-        None,
-        "A regular expression whose last match, or its group, is taken as the observation, so that what differs "
-        "without meaning does not count as new.",
-    )
-    every: Positive = option(1, "Labels are asked for after every so many updates.")
-    per_update: Positive = option(64, "Most new observations that are labelled at a time, the latest first.")
-
-    def __post_init__(self):
-        _check_judging(self)
-        if self.read is not None:
-            check_pattern("read", self.read)
+        check_texts(self)
+        check_pattern("pattern", self.pattern, one_group=True)
 
 
 @section()
@@ -672,7 +569,7 @@ class RewardSection:
         "For the source verifier, and for feedback: verifier of a protocol: a learned model that scores answers.",
     )
     judge: JudgeSection | None = option(None, "For the source judge: an agent that scores answers.")
-    arena: ArenaSection | None = option(
+    arena: brought("maporl.methods.sections:ArenaSection") | None = option(  # type: ignore[valid-type]
         None,
         "For the source arena: an agent that compares the answers to a question in pairs.",
     )
@@ -692,11 +589,11 @@ class RewardSection:
         "On-policy distillation inside the team: first answers learn what other dialogues taught, or what another "
         "agent knows.",
     )
-    judgement: JudgementSection | None = option(
+    judgement: brought("maporl.methods.sections:JudgementSection") | None = option(  # type: ignore[valid-type]
         None,
         "For the source judgement: what judgements of results earn. None takes the values below.",
     )
-    annotator: AnnotatorSection | None = option(
+    annotator: brought("maporl.methods.sections:AnnotatorSection") | None = option(  # type: ignore[valid-type]
         None,
         "For the source annotator: an agent that labels what others observe, which later pays whoever brings it about.",
     )
@@ -1168,15 +1065,26 @@ class Config(RunOptions):
         {},
         'Environments in which agents act, by name: {shop: {use: "mycode:Shop"}} (docs/howto/environments.md).',
     )
-    loop: LoopSection = option(
+    loop: brought("maporl.loops.section:LoopSection") = option(  # type: ignore[valid-type]
         help="An outer loop. With stages, `maporl train` does not run PPO: it samples with the team, makes data sets "
         "of what was said, trains on them by TRL, evaluates, and repeats (docs/howto/loops.md).",
-        factory=LoopSection,
+        factory=_made("maporl.loops.section:LoopSection"),
     )
-    cluster: ClusterSection = option(
+    cluster: brought("maporl.integrations.ray.section:ClusterSection") = option(  # type: ignore[valid-type]
         help="Where the run trains and samples. docs/cluster.md says when another place than this process is worth it.",
-        factory=ClusterSection,
+        factory=_made("maporl.integrations.ray.section:ClusterSection"),
     )
+
+    @property
+    def stages(self) -> list[Any]:
+        """What an outer loop trains in a round (:mod:`maporl.loops`); empty: PPO alone trains the team."""
+        return [] if self.loop is None else self.loop.stages
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the policies sample and learn in groups of processes (:mod:`maporl.integrations.ray`), and not in
+        those of the launcher."""
+        return self.cluster is not None and self.cluster.backend != "local"
 
     def critic_of(self, agent: AgentSection) -> str:
         """Return the kind of critic of an agent that is trained."""

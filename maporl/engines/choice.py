@@ -14,7 +14,7 @@ from typing import Any
 from maporl.config import Config, parse_config, read_yaml
 from maporl.config.engines import ENGINES
 from maporl.config.imports import extension
-from maporl.config.schema import AgentSection, ColocateSection, VLLMSection
+from maporl.config.schema import AgentSection
 from maporl.errors import Fault, install_command, refused
 from maporl.run import ResolvedRun
 
@@ -48,7 +48,8 @@ def choose_engines(config: Config, values: Mapping[str, Any]) -> Config:
     else:
         bases = {_base_of(name, config.agents[name]) for name in free}
         share = min(MOST_SHARE, SHARE * len(bases))
-        section = VLLMSection(colocate=ColocateSection(gpu_memory_utilization=share))
+        vllm_section = extension("maporl.integrations.vllm.section:VLLMSection", "engine: vllm")
+        section = vllm_section(colocate={"gpu_memory_utilization": share})
         chosen = {name: replace(config.agents[name], engine="vllm", vllm=section) for name in free}
     return replace(config, agents={**config.agents, **chosen})
 
@@ -56,8 +57,8 @@ def choose_engines(config: Config, values: Mapping[str, Any]) -> Config:
 def vllm_runs_here(config: Config) -> bool:
     """Return whether vLLM is installed and can share an accelerator with this run, which must be a single process."""
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and config.training.placement == "shared"
-    grouped = config.cluster.backend == "ray"
-    lacking = any(find_spec(name) is None for name in ("vllm", "maporl.engines.vllm"))
+    grouped = config.grouped
+    lacking = any(find_spec(name) is None for name in ("vllm", "maporl.integrations.vllm"))
     if config.training.use_cpu or not alone or grouped or lacking:
         return False
     import torch

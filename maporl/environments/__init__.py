@@ -18,7 +18,7 @@ TOOLS = Parts(
     {
         "bm25": bm25,
         "calculator": calculator,
-        "mcp": "maporl.environments.adapters.mcp:MCPTools",
+        "mcp": "maporl.integrations.mcp:MCPTools",
         "python": Python,
         "run_tests": RunTests,
         "triplet": TripletTool,
@@ -28,7 +28,7 @@ TOOLS = Parts(
 ENVIRONMENTS = Parts(
     {
         "bm25": QuestionSearch,
-        "mcp": "maporl.environments.adapters.mcp:MCPEnvironment",
-        "openenv": "maporl.environments.adapters.open_env:OpenEnv",
+        "mcp": "maporl.integrations.mcp:MCPEnvironment",
+        "openenv": "maporl.integrations.open_env:OpenEnv",
     }
 )

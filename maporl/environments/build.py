@@ -13,10 +13,10 @@ from maporl.config.faults import explain
 from maporl.config.imports import kind_of, look_up, told
 from maporl.config.schema import Config, EnvironmentSection
 from maporl.environments import ENVIRONMENTS, TOOLS
-from maporl.environments.adapters.trl import TRLEnvironment, is_trl_class
 from maporl.environments.base import Environment, Tool, Toolbox
 from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.rooms import EnvironmentSpec
+from maporl.environments.trl import TRLEnvironment, is_trl_class
 from maporl.environments.world import World
 from maporl.errors import ConfigError, refuse, refused
 

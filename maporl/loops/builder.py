@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar, Literal
 
-from maporl.config.loops import RowsStage
 from maporl.config.schema import Config
 from maporl.errors import Fault
 from maporl.loops.rows import AnyRow, Row
+from maporl.loops.section import RowsStage
 from maporl.types import Dialogue, Utterance
 
 

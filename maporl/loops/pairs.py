@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
-from maporl.config.numbers import Finite, Positive, section
 from maporl.errors import RunError
 from maporl.loops.builder import Builder, in_order, said, worth
 from maporl.loops.rows import Comparison, Pair, Row
 from maporl.rewards.verifier.encoding import joint_text
 from maporl.rounding import exceeds
+from maporl.sections import Finite, Positive, section
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option
 

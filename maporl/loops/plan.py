@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import Parts
-from maporl.config.loops import PPOStage, RowsStage, StageSection, TurnCriticStage
 from maporl.config.parse import build_named, entry_name
 from maporl.config.schema import Config, TrainingOptions
 from maporl.errors import Fault, refuse
 from maporl.loops.builder import Builder
 from maporl.loops.pairs import Comparisons, Gap, Siblings
 from maporl.loops.ranked import RankHalves, TrajectoryPairs
+from maporl.loops.section import PPOStage, RowsStage, StageSection, TurnCriticStage
 from maporl.loops.singles import BestOf, Signs, Threshold
 from trl_ext.process import distributed
 

@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from maporl.config.loops import RowsStage
-from maporl.config.numbers import Positive, PositiveShare, section
 from maporl.config.schema import Config
 from maporl.errors import Fault
 from maporl.loops.builder import Builder, said
 from maporl.loops.pairs import Gap
 from maporl.loops.rows import Pair, Row, TrajectoryPair
+from maporl.loops.section import RowsStage
 from maporl.rounding import ROUNDING
+from maporl.sections import Positive, PositiveShare, section
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maporl.config.loops import PolicyStage, RowsStage, StageSection
 from maporl.errors import RunError
 from maporl.loops.builder import said
 from maporl.loops.plan import Stage, trained_on
 from maporl.loops.replay import drawn, redrawn, shares
 from maporl.loops.rows import AnyRow, of_round
+from maporl.loops.section import PolicyStage, RowsStage, StageSection
 from maporl.types import Dialogue, from_json
 
 

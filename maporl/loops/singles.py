@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from maporl.config.numbers import Finite, Natural, PositiveShare, section
 from maporl.loops.builder import Builder, in_order, said, worth
 from maporl.loops.replay import drawn
 from maporl.loops.rows import Row
 from maporl.rounding import exceeds
+from maporl.sections import Finite, Natural, PositiveShare, section
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option
 

@@ -15,10 +15,10 @@ from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
-from maporl.config.loops import DPOStage, KTOStage, PolicyStage, RowsStage, SFTStage, StageSection
 from maporl.config.schema import Config
 from maporl.from_trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RowsAsTheyAre, SFTConfig, SFTTrainer
 from maporl.loops.rows import Pair, Row
+from maporl.loops.section import DPOStage, KTOStage, PolicyStage, RowsStage, SFTStage, StageSection
 from maporl.team.agents import Policy
 from maporl.training.args import name_of_run
 from trl_ext.files.paths import below

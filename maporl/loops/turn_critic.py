@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import Trainer, TrainingArguments
 
-from maporl.config.loops import TurnCriticStage
 from maporl.config.schema import Config
 from maporl.errors import RunError
 from maporl.loops.rows import Row, TrajectoryPair
+from maporl.loops.section import TurnCriticStage
 from maporl.loops.stages import optimizer_of, run_quietly, trainer_options
 from maporl.run import ResolvedRun
 from maporl.team.agents import Policy

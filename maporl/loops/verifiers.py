@@ -7,11 +7,11 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from maporl.config.loops import RewardStage
 from maporl.config.schema import Config, VerifierSection
 from maporl.errors import ConfigError
 from maporl.from_trl import RewardConfig, RewardTrainer
 from maporl.loops.rows import Comparison
+from maporl.loops.section import RewardStage
 from maporl.loops.stages import optimizer_of, run_quietly, trainer_options
 from maporl.rewards.verifier.encoding import chat_of, encode
 from maporl.rewards.verifier.model import Verifier

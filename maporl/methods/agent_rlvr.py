@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from maporl.config.numbers import Finite, section
 from maporl.loops.builder import Builder, said
 from maporl.loops.pairs import differ, same_prompt
 from maporl.loops.rows import Pair, Row
 from maporl.rounding import exceeds
+from maporl.sections import Finite, section
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from maporl.config.schema import ArenaSection, RewardSection
+from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
+from maporl.methods.sections import ArenaSection
 from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.build import Voices
 from maporl.rewards.judges import Speak, last_match

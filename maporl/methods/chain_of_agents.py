@@ -6,13 +6,13 @@ No torch.
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from maporl.config.loops import RowsStage
-from maporl.config.numbers import Finite, Positive, section
 from maporl.config.schema import Config
 from maporl.errors import Fault
 from maporl.loops.builder import Builder, in_order
 from maporl.loops.rows import Row
+from maporl.loops.section import RowsStage
 from maporl.rounding import exceeds
+from maporl.sections import Finite, Positive, section
 from maporl.text import check_texts, text_option
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from statistics import fmean
 
-from maporl.config.schema import AnnotatorSection, RewardSection
+from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
+from maporl.methods.sections import AnnotatorSection
 from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.build import Voices
 from maporl.rewards.judges import Speak, last_match, mark
@@ -53,7 +54,10 @@ class Annotator(RewardSource):
             new = [key for key in dict.fromkeys(seen) if key not in self.notes][: self.section.per_update]
             mine = new[distributed.rank() :: distributed.size()]
             texts = self.speak(self.section.agent, [[{"role": "user", "content": key}] for key in mine]) if new else []
-            marks = {key: mark(self.section, text) for key, text in zip(mine, texts, strict=True)}
+            marks = {
+                key: mark(self.section.pattern, self.section.largest, text)
+                for key, text in zip(mine, texts, strict=True)
+            }
             for labels in distributed.all_gather(marks):
                 self.notes |= labels
         labels = [label for label in self.notes.values() if label is not None]

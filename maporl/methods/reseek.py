@@ -4,7 +4,8 @@ import re
 from collections import Counter
 from statistics import fmean
 
-from maporl.config.schema import JudgementSection, RewardSection
+from maporl.config.schema import RewardSection
+from maporl.methods.sections import JudgementSection
 from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.build import Voices
 from maporl.rewards.labels import is_judgement

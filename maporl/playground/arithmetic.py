@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import product, zip_longest
 from typing import Any, Literal
 
+from maporl.grading import canonical, final_answer, number
 from maporl.tasks.base import Task
-from maporl.tasks.grading import canonical, final_answer, number
 from maporl.tasks.lessons import Lessons
 from maporl.text import check_placeholders
 from maporl.types import Call, Example, Grade

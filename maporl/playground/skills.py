@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from maporl.grading import final_answer
 from maporl.tasks.base import Task
-from maporl.tasks.grading import final_answer
 from maporl.tasks.lessons import Lessons
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import ProperShare, option

@@ -41,7 +41,7 @@ PROTOCOLS = Parts(
         "propose": Propose,
         "attempts": Attempts,
         "design": Design,
-        "program": "maporl.protocols.program:Program",
+        "program": "maporl.serving.program:Program",
     }
 )
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from maporl.config.imports import unknown
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
+from maporl.grading import LONGEST_LABEL
 from maporl.protocols.base import Play, Protocol, seats
-from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.text import text_option
 from maporl.types import IN_PLAY, Act, Ask, Example, Grade, Utterance, user_says
 from trl_ext.ppo.options import Positive, option

@@ -92,7 +92,7 @@ SOURCES = Parts(
         "critical_steps": _function(critical_steps),
         "tokens": _function(tokens),
         "repeats": "maporl.methods.r_zero:build",
-        "verifiers": "maporl.rewards.verifiers_rewards:build",
+        "verifiers": "maporl.integrations.verifiers_rewards:build",
         "brevity": _brevity,
         "verifier": _verifier,
         "judge": _judge,

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from maporl.config.schema import AnnotatorSection, JudgeSection
+from maporl.config.schema import JudgeSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values, where
 from maporl.tasks.base import Task
 from maporl.text import matches, spoken
@@ -37,7 +37,7 @@ class PointwiseJudge(RewardSource):
         return [[next(values) for _ in d.utterances] for d in dialogues]
 
     def _read(self, text: str, dialogue: Dialogue, utterance: Utterance) -> float:
-        score = mark(self.section, text)
+        score = mark(self.section.pattern, self.section.largest, text)
         if score is not None:
             return score
         if self.section.unreadable is None:
@@ -73,11 +73,11 @@ def last_match(pattern: str, text: str) -> str | None:
     return last[0][last[0].re.groups] if last else None
 
 
-def mark(section: JudgeSection | AnnotatorSection, text: str) -> float | None:
-    """The last number that the section's pattern finds, as a share of its largest; None if it finds none."""
-    number = last_match(section.pattern, text)
+def mark(pattern: str, largest: float, text: str) -> float | None:
+    """The last number that ``pattern`` finds, as a share of the ``largest``; None if it finds none."""
+    number = last_match(pattern, text)
     try:
         value = math.nan if number is None else float(number)
     except ValueError:  # a pattern of the user's may find any text
         return None
-    return None if math.isnan(value) else min(value, section.largest) / section.largest
+    return None if math.isnan(value) else min(value, largest) / largest

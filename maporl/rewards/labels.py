@@ -3,12 +3,10 @@
 from collections import Counter
 from fractions import Fraction
 
+from maporl.grading import canonical, final_answer, number, token_f1
 from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.scoring import grade_answers
 from maporl.tasks.base import Task
-from maporl.tasks.grading import canonical, number
-from maporl.tasks.grading.answers import final_answer
-from maporl.tasks.grading.spans import token_f1
 from maporl.types import Dialogue, Utterance
 
 

@@ -74,8 +74,10 @@ def trainer_of(
     if config.warm_start.steps:
         with closing(run.open_tools().world) as world:  # it counts what is called in it
             check_taught(run, world)
-    if backend is None and config.cluster.backend == "ray":
-        backend = extension("maporl.backends.ray_backend:RayBackend", "cluster.backend: ray")(config.cluster, quiet)
+    if backend is None and config.grouped:
+        backend = extension("maporl.integrations.ray.ray_backend:RayBackend", "cluster.backend: ray")(
+            config.cluster, quiet
+        )
     home = home_of(backend)
     team = home.load_team(config, team, lambda loaded: _begin_once(run, loaded, args.device, quiet))
     args.disable_tqdm = quiet

@@ -35,7 +35,7 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
     if resume:
         must_hold_run(folder)
         saved = parse_config(read_values(folder / CONFIG), str(folder / CONFIG))
-        loop = bool(config.loop.stages)
+        loop = bool(config.stages)
         was, now = (lasting(dataclasses.asdict(one)) for one in (saved, config))
         changed = decisions_changed(was, now)
         if loop:  # its rounds are compared by their evaluations, and no checkpoint knows its batch
@@ -75,7 +75,7 @@ def _make_room(folder: Path, saved: Config) -> None:
     Raises:
         CheckpointError: it has no checkpoint from which it could go on.
     """
-    if not saved.loop.stages and not numbered_checkpoints(folder):
+    if not saved.stages and not numbered_checkpoints(folder):
         raise CheckpointError(
             f"{folder}: cannot be made longer, because it has no checkpoint (training.save_steps was 0); start another "
             f"run, in another output_dir, {begin_from(folder, saved)}"

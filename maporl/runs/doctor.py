@@ -146,7 +146,7 @@ def _groups() -> list[Finding]:
     """Return whether policies can be in groups of processes."""
     what = "policies in groups"
     try:
-        found: list[Finding] = extension("maporl.runs.doctor_groups:examine_groups", "ray")(what)
+        found: list[Finding] = extension("maporl.integrations.ray.doctor:examine_groups", "ray")(what)
     except ConfigError as error:
         return [Finding(what, "missing", str(error))]
     return found

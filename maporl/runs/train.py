@@ -23,7 +23,7 @@ from trl_ext.process import distributed
 def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:
     """Run ``config`` to its end, and return the evaluations before and after training.
 
-    A configuration with stages in its section ``loop`` is run in rounds (:mod:`maporl.runs.loop`), and any other by
+    A configuration with stages in its section ``loop`` is run in rounds (:mod:`maporl.loops.run`), and any other by
     PPO. An evaluation is None if evaluation is turned off.
 
     Args:
@@ -40,8 +40,8 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
         RunError: a stage of a loop has nothing to train on.
     """
     run, folder = ResolvedRun(config), Path(config.output_dir)
-    if config.loop.stages:
-        extension("maporl.runs.loop:run_loop", "loop.stages")(config, resume, quiet)
+    if config.stages:
+        extension("maporl.loops.run:run_loop", "loop.stages")(config, resume, quiet)
         return _evaluations(folder)
     if not distributed.is_main():
         return _train(run, folder, resume, quiet=True)

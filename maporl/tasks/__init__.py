@@ -35,7 +35,7 @@ TASKS |= {
     "mbpp": MBPP,
     "humaneval": HumanEval,
     "tiny_programs": "maporl.playground.tiny_programs:TinyPrograms",
-    "verifiers": "maporl.tasks.verifiers:Verifiers",
+    "verifiers": "maporl.integrations.verifiers:Verifiers",
     "prompts": PromptDataset,
     "mixture": Mixture,
     "documents": Documents,

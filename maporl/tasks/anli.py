@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from maporl.grading import grade_label
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples, text_of
-from maporl.tasks.grading import grade_label
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, option
 

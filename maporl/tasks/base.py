@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from maporl.errors import UserError
-from maporl.tasks.grading.answers import LONGEST_LABEL
+from maporl.grading import LONGEST_LABEL
 from maporl.text import BOM, check_choices, encoding_of, read_users_text, well_formed
 from maporl.types import Example, Grade, Message
 from trl_ext.ppo.options import Positive

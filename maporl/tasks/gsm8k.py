@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
+from maporl.grading import grade_mathematics, label_of
+from maporl.grading import number as number_of
 from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples, text_of
-from maporl.tasks.grading import grade_mathematics
-from maporl.tasks.grading import number as number_of
-from maporl.tasks.grading.answers import label_of
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, option
 

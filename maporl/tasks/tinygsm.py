@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
 
+from maporl.grading import grade_mathematics
 from maporl.sandbox.repeatable import repeatable
 from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_rows
-from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, option
 

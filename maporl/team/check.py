@@ -68,7 +68,7 @@ def _central_critic(name: str, agent: AgentSection, key: str, config: Config) ->
 
 def _untrained_weights(config: Config) -> Iterator[Fault]:
     """Yield the option that asks the weights before training where no adapter and no reference keeps them."""
-    asked = None if config.loop.stages else asks_untrained(config.restate, config.reward.asked)  # a loop loads them
+    asked = None if config.stages else asks_untrained(config.restate, config.reward.asked)  # a loop loads them
     if not asked or config.ppo.kl_coef != 0:
         return
     key, _, value = asked.partition(": ")

@@ -15,7 +15,7 @@ def somebody_learns(run: ResolvedRun) -> Iterator[Fault]:
     learning = {name for name, agent in config.agents.items() if agent.trainable and agent.weights}
     if not learning:
         yield Fault("agents", "none is trainable, so nothing would be trained", "set trainable: true for one")
-    if learning.isdisjoint(run.speakers) and not config.loop.stages:  # a loop may teach one that does not play
+    if learning.isdisjoint(run.speakers) and not config.stages:  # a loop may teach one that does not play
         yield Fault(
             "protocol.agents",
             f"of {list(run.speakers)} none is trainable, so nothing would be trained",

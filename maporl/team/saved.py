@@ -23,16 +23,16 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
 
     What was saved in the folder is read from there, wherever the folder lies now. So the models that fully trained ones
     started from are not needed. With ``restate: base_model`` they are, because they restate answers. A configuration
-    from the hub may name things on the hub only (:mod:`maporl.hub.reach`). What ``overrides`` set is the user's own,
-    and may name anything. Modules that a local configuration names are imported (:mod:`maporl.config.imports`).
-    ``only_in_python`` is left with what playing needs.
+    from the hub may name things on the hub only (:mod:`maporl.integrations.hub.reach`). What ``overrides`` set is the
+    user's own, and may name anything. Modules that a local configuration names are imported
+    (:mod:`maporl.config.imports`). ``only_in_python`` is left with what playing needs.
 
     Raises:
         RunError: no such team exists, or its configuration refers to something outside its folder.
         ConfigError: this version cannot read its configuration, or a module that it names cannot be imported.
     """
-    local = Path(name).is_dir()
-    folder = _local(Path(name)) if local else extension("maporl.hub.pull:download", f"the team {name}")(str(name))
+    local, hub, what = Path(name).is_dir(), "maporl.integrations.hub", f"the team {name}"
+    folder = _local(Path(name)) if local else extension(f"{hub}.pull:download", what)(str(name))
     file, root = folder / "config.yaml", weights_of(folder)
     # a team from the hub brings no code: what the user's own overrides name is in the present folder
     values = override(read_yaml(file, extends=False), overrides, [folder if local else Path.cwd()])
@@ -48,7 +48,7 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
                 and not {"model", "adapter", "tokenizer"} & agent_overrides.keys()
             ):
                 section |= _trained(section, below(root, policy_names(agent, parsed.agents[agent], parsed)[0]))
-    if not local and (reach := extension("maporl.hub.reach:reach_of", f"the team {name}")(values, overridden, root)):
+    if not local and (reach := extension(f"{hub}.reach:reach_of", what)(values, overridden, root)):
         raise RunError(
             f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or "
             f"your network; override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} "

@@ -57,7 +57,7 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     config = run.config
     if config.training.async_depth:
         yield from _ahead(run)
-    if config.reward.distill is not None and config.cluster.backend == "ray":
+    if config.reward.distill is not None and config.grouped:
         yield Fault("reward.distill", "its teacher is asked in the trainer's own process", "use cluster.backend: local")
     cut, by_cut = narrowed(run), [n for n in run.learners if ENGINES[config.agents[n].engine].tells_cut]
     if cut and by_cut and (config.ppo.compares_sampler or config.reward.distill is not None):
@@ -70,7 +70,7 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
             f"sample from the whole distribution, use engine: transformers, or leave {reader} out",
         )
     training = config.training
-    yield from by_role(training.role_gradients, training.balance, config.cluster.backend != "ray", 1)
+    yield from by_role(training.role_gradients, training.balance, not config.grouped, 1)
     if config.advantage != AdvantageConfig():
         from maporl.advantages.check import check as check_advantage  # needs torch
 
@@ -104,7 +104,7 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     from maporl.advantages.returns import return_of
 
     config, advantage, ppo, reward = run.config, run.config.advantage, run.config.ppo, run.config.reward
-    training, stages, how = config.training, config.loop.stages, config.branching.how
+    training, stages, how = config.training, config.stages, config.branching.how
     if stages and not any(stage.train == "ppo" for stage in stages):
         steps = "num_ppo_epochs num_mini_batches kl_coef objective aggregation cliprange entropy_coef vf_coef gamma lam"
         rates = "learning_rate value_learning_rate critic lr_scheduler_type warmup_steps max_grad_norm eval_steps"
@@ -164,7 +164,7 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
         "training.metric_for_best_model",
         "training.load_best_model_at_end is off",
     )
-    yield config.cluster.backend == "local", "cluster.batching cluster.failures", "cluster.backend is local"
+    yield not config.grouped, "cluster.batching cluster.failures", "cluster.backend is local"
     yield not training.async_depth, "cluster.on_update", "training.async_depth is 0"
     for name, agent in config.agents.items():
         key = f"agents.{name}"
@@ -193,7 +193,7 @@ def by_role(every: int, balance: str, whole: bool, processes: int) -> Iterator[F
 
 def _ahead(run: ResolvedRun) -> Iterator[Fault]:
     config = run.config
-    grouped = config.cluster.backend == "ray"  # its engine takes the place of the default one
+    grouped = config.grouped  # its engine takes the place of the default one
     entries = {agent.engine: ENGINES[agent.engine] for agent in config.agents.values()}
     finishes = grouped and config.cluster.on_update == "finish"
     return ahead.faults(

@@ -77,7 +77,7 @@ def doubts(run: ResolvedRun) -> Iterator[Fault]:
     Raises:
         ConfigError: a part of the run cannot be built.
     """
-    of_ppo = () if run.config.loop.stages else (_schedule, _method, _rewards, _later_twice, _cancelling)
+    of_ppo = () if run.config.stages else (_schedule, _method, _rewards, _later_twice, _cancelling)
     for text in (text for part in (_unusual, *of_ppo) for text in part(run)):
         key, _, said = text.partition(": ")
         what, _, remedy = said.rpartition("; ")
@@ -110,7 +110,7 @@ def narrow_sampling(run: ResolvedRun) -> list[str]:
 
 def _unusual(run: ResolvedRun) -> Iterator[str]:
     """Yield the values outside the ranges of :data:`USUAL`."""
-    config, stages, of = run.config, run.config.loop.stages, defaultdict(set)
+    config, stages, of = run.config, run.config.stages, defaultdict(set)
     rates = [f"loop.stages.{n}.learning_rate" for n, stage in enumerate(stages) if stage.train != "reward"]
     rates += ["warm_start.learning_rate"] if config.warm_start.steps else []
     reads_values = baseline_of(config.advantage).needs_critic

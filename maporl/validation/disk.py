@@ -60,7 +60,7 @@ def _sizes(config: Config) -> tuple[float, float]:
 def _checkpoints(config: Config) -> int:
     """Return how many checkpoints are there at the end."""
     every = config.training.save_steps
-    if not every or config.loop.stages:
+    if not every or config.stages:
         return 0
     made = -(-config.updates // every)  # one after the last update too
     return min(made, config.training.save_total_limit or made)

@@ -75,7 +75,7 @@ def _training(run: ResolvedRun) -> Iterator[Fault]:
 def _rates(run: ResolvedRun) -> Iterator[Fault]:
     """Yield that the schedule cannot be made for a rate, such as one below the end that it falls to."""
     training = run.config.training
-    for name, facts in planned_learners(run).items() if not run.config.loop.stages else ():
+    for name, facts in planned_learners(run).items() if not run.config.stages else ():
         for part in ("learning_rate", "critic_learning_rate"):
             for fault in _schedule(training, facts[part]) if facts[part] else ():
                 what = f"{fault.what} (policy {name!r}, {part.replace('_', ' ')} {facts[part]:g})"
@@ -188,12 +188,12 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
         *group_lines(config),
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tools.lines(),
-        *(() if config.loop.stages else learned_from(run)),
+        *(() if config.stages else learned_from(run)),
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
         *refuse(each((unread, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal), doubts), run)),
-        *(() if config.loop.stages else (*narrow_sampling(run), *_small_data(config, task))),
+        *(() if config.stages else (*narrow_sampling(run), *_small_data(config, task))),
         *_fewer_questions(config, held_out),
     ]
 
@@ -232,14 +232,14 @@ def planned_learners(run: ResolvedRun) -> dict[str, dict[str, Any]]:
 
 def _ppo_faults(rehearsal: Rehearsal) -> Iterator[Fault]:
     """Yield what PPO reads and a loop does not: its groups."""
-    if not rehearsal.run.config.loop.stages:
+    if not rehearsal.run.config.stages:
         yield from lonely_groups(rehearsal.grouping())
 
 
 def _launch_line(config: Config) -> list[str]:
     """Return a line if this process would leave accelerators of the machine idle."""
     idle = len(accelerators()) - 1
-    alone = config.cluster.backend == "local" and config.training.placement == "shared" and distributed.size() == 1
+    alone = not config.grouped and config.training.placement == "shared" and distributed.size() == 1
     if not alone or config.training.use_cpu or idle < 1:
         return []
     return [
@@ -250,7 +250,7 @@ def _launch_line(config: Config) -> list[str]:
 
 def _run_lines(config: Config, dialogues: int, condition: str, task: Task) -> list[str]:
     """Return how much is played: updates, questions, and the dialogues of a question, on a ``condition`` or always."""
-    if config.loop.stages:
+    if config.stages:
         return extension("maporl.loops.plan:loop_lines", "loop.stages")(config, dialogues, condition, len(task))
     questions = config.questions_per_update()
     each = f", {dialogues} dialogues for each ({questions * dialogues} in an update{condition})"
@@ -308,28 +308,22 @@ def _placement(run: ResolvedRun) -> Iterator[Fault]:
 
 def _loop(run: ResolvedRun) -> Iterator[Fault]:
     """Yield the stages of a loop that do not fit."""
-    if run.config.loop.stages:
+    if run.config.stages:
         yield from extension("maporl.loops.plan:faults", "loop.stages")(run.config)
 
 
 def group_lines(config: Config) -> list[str]:
     """Return what the groups of a run are, as lines of text."""
-    if config.cluster.backend == "local":
+    if not config.grouped:
         return []
-    lines: list[str] = extension("maporl.backends.check:group_lines", "cluster.backend: ray")(config)
+    lines: list[str] = extension("maporl.integrations.ray.check:group_lines", "cluster.backend: ray")(config)
     return lines
 
 
 def check_groups(run: ResolvedRun) -> Iterator[Fault]:
-    """Yield why the run cannot be distributed over groups, or options of groups where the backend is local."""
-    cluster = run.config.cluster
-    if cluster.backend == "ray":
-        yield from extension("maporl.backends.check:check", "cluster.backend: ray")(run)
-        return
-    options = {"groups": cluster.groups, "pools": cluster.pools, "address": cluster.address}
-    options |= {"devices": cluster.devices != "auto", "scoring": cluster.scoring.verifier}
-    for key in (key for key, value in options.items() if value):
-        yield Fault(f"cluster.{key}", "backend is local, which has none", "set cluster.backend: ray")
+    """Yield why the run cannot be distributed over groups."""
+    if run.config.cluster is not None and run.config.cluster != type(run.config.cluster)():
+        yield from extension("maporl.integrations.ray.check:check", "cluster")(run)
 
 
 PARTS = (_training, check_groups, _writing, _placement, choice.check, model_checks.check, _loop)

@@ -2,7 +2,7 @@
 
 import re
 
-from maporl.tasks.grading import final_answer
+from maporl.grading import final_answer
 from maporl.text import spoken
 
 _ASKED = re.compile(

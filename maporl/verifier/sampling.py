@@ -9,8 +9,8 @@ import torch
 from maporl.config.imports import unknown
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
+from maporl.grading import find_label
 from maporl.tasks.base import Task
-from maporl.tasks.grading import find_label
 from maporl.team.devices import own_device
 from maporl.team.team import Policy, Team
 from maporl.types import Example

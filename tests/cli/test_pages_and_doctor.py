@@ -150,7 +150,7 @@ def groups_found(monkeypatch, release="2.60.0"):
             raise PackageNotFoundError(name)
         return release
 
-    monkeypatch.setattr("maporl.backends.ray_cluster.version", known)
+    monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", known)
     monkeypatch.setattr(doctor, "version", lambda name: release)
     return doctor._groups()[0]
 
@@ -162,19 +162,19 @@ def test_doctor_says_whether_policies_can_be_in_groups(monkeypatch):
     old = groups_found(monkeypatch, "2.41.0")
     assert old.state == "missing" and old.detail.startswith("ray needs Ray 2.59 or newer, got 2.41.0; update it with: ")
     here = r"; \d+ of \d+ GiB free"
-    monkeypatch.setattr("maporl.runs.doctor_groups.accelerators", list)
+    monkeypatch.setattr("maporl.integrations.ray.doctor.accelerators", list)
     new = groups_found(monkeypatch)
     assert new.state == "fine"
     assert re.fullmatch(r"ray 2\.60\.0; 0 GPUs: the processes of groups share the processor" + here, new.detail)
     monkeypatch.setattr(
-        "maporl.runs.doctor_groups.accelerators", lambda: [torch.device("cuda", 0), torch.device("cuda", 1)]
+        "maporl.integrations.ray.doctor.accelerators", lambda: [torch.device("cuda", 0), torch.device("cuda", 1)]
     )
     two = r"ray 2\.60\.0; 2 GPUs: each process of a group can have its own"
     assert re.fullmatch(two + here, groups_found(monkeypatch).detail)
 
 
 def test_doctor_says_whether_shared_memory_is_enough_for_groups(monkeypatch, tmp_path):
-    from maporl.backends.ray_cluster import OBJECT_STORE
+    from maporl.integrations.ray.ray_cluster import OBJECT_STORE
     from maporl.runs import doctor, doctor_groups
 
     free = [2.5 * 2**30]

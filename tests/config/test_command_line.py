@@ -110,8 +110,8 @@ def test_a_users_mistake_is_one_line_and_its_exit_status():
     ):
         done = run(function, *words)
         assert (done.exit_code, done.stderr) == (status, line), done.output
-    lacking = run(fail(ModuleNotFoundError("no", name="maporl.backends.groups")))
-    says = "error: this command needs maporl.backends.groups, which this copy of maporl lacks; install all of it: pip "
+    lacking = run(fail(ModuleNotFoundError("no", name="maporl.integrations.ray.groups")))
+    says = "error: this command needs maporl.integrations.ray.groups, which this copy of maporl lacks; install all of it: pip "
     assert lacking.exit_code == 2 and lacking.stderr.startswith(says)
     for error in (
         ValueError("a fault of ours"), OSError(errno.EACCES, "Permission denied"), ModuleNotFoundError("no", name="own")

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from maporl.config.faults import SHORT, _places, _section
-from maporl.config.numbers import Finite, Natural, section
+from maporl.config.faults import SHORT, _keys, _places
 from maporl.config.parse import parse_config, validated
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol
+from maporl.sections import Finite, Natural, section
 
 Size = enum.Enum("Size", {"SMALL": "small", "LARGE": "large"})
 
@@ -62,7 +62,7 @@ def targets(place):
     kind = Config
     *sections, key = place.replace("NAME.", "").split(".")
     for name in sections:
-        kind = _section(kind, ("agents", "ann") if name == "agents" else (name,))
+        kind = _keys(kind, ("agents", "ann") if name == "agents" else (name,))[1]
     return {field.name for field in dataclasses.fields(kind)}, key
 
 

@@ -21,7 +21,7 @@ from maporl.config import imports
 from maporl.config.imports import import_folder, import_modules, import_name, is_import, look_up
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, UserError
-from maporl.hub.pack import pack
+from maporl.integrations.hub.pack import pack
 from maporl.report import metric_panels
 from maporl.report.live import LivePage
 from maporl.report.read import read_run

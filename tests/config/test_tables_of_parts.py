@@ -47,10 +47,10 @@ from maporl.config.imports import _FOLDERS
 from maporl.rewards.rules import build_rules
 methods = lambda: sorted(name for name in sys.modules if name.startswith("maporl.methods."))
 build_rules(["own", {"mix": {"weights": {"format": 1.0}}}])
-assert methods() == [], methods()
+assert methods() == ["maporl.methods.sections"], methods()
 _FOLDERS.update(map(__import__("pathlib").Path, [sys.argv[1]]))
 [rule] = build_rules([{"tier": {"proximity": "near"}}])
-assert rule.bonus(1.0) == 0.5 and methods() == ["maporl.methods.ssl"], methods()
+assert rule.bonus(1.0) == 0.5 and methods() == ["maporl.methods.sections", "maporl.methods.ssl"], methods()
 """
     done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ LIGHT = (
     "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.guard", "maporl.schedules", "maporl.http_client", "maporl.event_loop",
     "maporl.storage", "maporl.config",
     "maporl.evaluation", "maporl.tasks", "maporl.playground.tiny_programs", "maporl.playground.parts", "maporl.playground.hops",
-    "maporl.playground.arithmetic", "maporl.playground.tiny_versions", "maporl.protocols", "maporl.report", "maporl.hub", "maporl.rewards.shaping",
+    "maporl.playground.arithmetic", "maporl.playground.tiny_versions", "maporl.protocols", "maporl.report", "maporl.integrations.hub", "maporl.rewards.shaping",
     "maporl.rewards.rules", "maporl.rewards.build", "maporl.loops.plan", "trl_ext.ppo.options", "trl_ext.copies", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
     "trl_ext.process.random_states", "trl_ext.process.servant", "trl_ext.process.waits",
 )  # fmt: skip
@@ -58,10 +58,11 @@ def test_the_page_says_what_the_code_and_the_budgets_say():
 
 
 def test_every_package_has_a_folder_of_tests_and_every_folder_of_tests_is_on_the_page():
-    """A package within another one is tested in the folder of the outer one."""
+    """A package within another one is tested in the folder of the outer one, or in one of its own there."""
     folders = {package.path for package in PACKAGES if (ROOT / package.path).is_dir()}
     outer = {path for path in folders if not any(path.startswith(f"{other}/") for other in folders)}
     tested = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    tested -= {path.removeprefix("maporl/") for path in folders - outer}
     page = make_architecture.PAGE.read_text(encoding="utf-8").split("## Where the tests are")[1].split("## ")[0]
     beside = set(re.findall(r"^\| `tests/(\w+)` \|", page, re.MULTILINE))
     assert tested - {".", "trl_ext"} - beside == {path.removeprefix("maporl/") for path in outer}
@@ -89,19 +90,36 @@ def test_the_page_names_files_and_tables_that_exist():
     assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
 
 
-def test_what_is_left_is_read_from_the_imports(monkeypatch):
-    kinds = {"maporl/guard": "companion", "maporl/types.py": "core", "maporl/cli": "core", "maporl/hub": "extension", "maporl/methods": "extension"}  # fmt: skip
-    guard, types, cli, hub, methods = shown = [make_architecture.Package(n, path) for n, path in enumerate(kinds)]
-    imports = [(guard, types, "guard.requests"), (cli, hub, "cli.share"), (cli, hub, "cli.common"), (hub, types, "hub.push"), (methods, hub, "methods.ssl")]  # fmt: skip
-    made = [(a, b, make_architecture.Import(f"maporl.{module}", "", b.module)) for a, b, module in imports]
+def test_what_companions_import_is_read_from_the_imports(monkeypatch):
+    kinds = {
+        "maporl/guard": "companion",
+        "maporl/sandbox": "companion",
+        "maporl/types.py": "core",
+        "maporl/cli": "core",
+    }
+    guard, _, types, cli = shown = [make_architecture.Package(n, path) for n, path in enumerate(kinds)]
+    made = [(a, b, make_architecture.Import("", "", "")) for a, b in [(guard, types), (cli, types), (cli, guard)]]
     monkeypatch.setattr(make_architecture, "packages", lambda: shown)
     monkeypatch.setattr(make_architecture, "steps", lambda: made)
     monkeypatch.setattr(weigh, "budgets", lambda: {path: weigh.Budget(kind, 10) for path, kind in kinds.items()})
-    assert make_architecture.left() == (
-        "| `maporl/guard` | companion | it imports `maporl/types.py` |\n"
-        "| `maporl/hub` | extension | it is imported by `maporl/cli` (common, share) |\n"
-        "| `maporl/methods` | extension | nothing |\n"
-    )
+    assert make_architecture.left() == "| `maporl/guard` | `maporl/types.py` |\n| `maporl/sandbox` | nothing |\n"
+
+
+def test_companions_are_used_through_their_public_face():
+    """Which is the package itself, and the modules that its docstring names."""
+    for path in (path for path, budget in weigh.budgets().items() if budget.kind == "companion"):
+        name = path.replace("/", ".")
+        shown = {name, *re.findall(r":\w+:`([\w.]+)`", importlib.import_module(name).__doc__)}
+        used = [
+            i for i in imports_inside() if f"{i.imported}.".startswith(f"{name}.") and not i.module.startswith(name)
+        ]
+        assert [i.where for i in used if i.imported not in shown and i.imported.rpartition(".")[0] not in shown] == []
+
+
+def test_extensions_lie_above_the_core():
+    kinds = {package: weigh.budgets()[package.path].kind for package in PACKAGES if package.layer is not None}
+    highest = max(package.layer for package, kind in kinds.items() if kind != "extension")
+    assert [package.path for package, kind in kinds.items() if kind == "extension" and package.layer <= highest] == []
 
 
 def test_the_table_of_decisions_says_what_their_pages_say():
@@ -157,12 +175,12 @@ def test_a_budget_that_is_exceeded_missing_or_of_nothing_is_named(tmp_path):
     files = {
         "maporl/text.py": "a = 1\nb = 2\n",
         "maporl/tasks/base.py": "a = 1\n",
-        "maporl/tasks/grading/values.py": "a = 1\nb = 2\nc = 3\n",
+        "maporl/grading/values.py": "a = 1\nb = 2\nc = 3\n",
         "maporl/words/__init__.py": "a = 1\n",
         "trl_ext/ppo/losses.py": "a = 1\n",
         "tests/test_text.py": "a = 1\n",
-        "docs/budget.yaml": "companion: {maporl/tasks/grading: 3}\n"
-        "core: {maporl/text.py: 1, maporl/tasks: 10, trl_ext/ppo: 1}\nextension: {maporl/hub: 20}\n",
+        "docs/budget.yaml": "companion: {maporl/grading: 3}\n"
+        "core: {maporl/text.py: 1, maporl/tasks: 10, trl_ext/ppo: 1}\nextension: {maporl/integrations/hub: 20}\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +190,7 @@ def test_a_budget_that_is_exceeded_missing_or_of_nothing_is_named(tmp_path):
         "docs/budget.yaml with a decision record that says what became smaller",
         "maporl/words: it has 1 lines of code and no budget; give it one in docs/budget.yaml, below its kind, with a "
         "decision record that says what became smaller",
-        "maporl/hub: it has no module, and docs/budget.yaml gives it 20 lines of code; remove its budget",
+        "maporl/integrations/hub: it has no module, and docs/budget.yaml gives it 20 lines of code; remove its budget",
     ]
     assert weigh.sums(weigh.weigh(tmp_path), tmp_path) == {
         "companion": (1, 3, 3), "core": (3, 4, 12), "extension": (1, 0, 20), "all": (5, 7, 35)
@@ -319,7 +337,9 @@ def test_what_one_paper_uses_stands_alone():
     within = [
         f"{f.where}: {f.imported}"
         for f in imports_inside()
-        if f.module.startswith("maporl.methods.") and f.imported.startswith("maporl.methods.")
+        if f.module.startswith("maporl.methods.")
+        and f.imported.startswith("maporl.methods.")
+        and f.imported != "maporl.methods.sections"
     ]
     assert within == [], "what two methods use belongs into the package of its kind"
     named = set()

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from maporl.config.schema import TinySection
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.rewards.verifier.model import Verifier
-from maporl.runs.sharing import Measured, compared
+from maporl.studies.sharing.study import Measured, compared
 from maporl.tiny import build_tiny_tokenizer
 from maporl.validation.load import load
 

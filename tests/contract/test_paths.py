@@ -10,18 +10,18 @@ from folders import ROOT
 from peft import PeftModel
 
 from maporl import Team
-from maporl.backends.member import log_of, write_stacks
 from maporl.config import parse_config
 from maporl.config.agents import section_faults
-from maporl.config.loops import SFTStage, TurnCriticStage
-from maporl.crossplay import entrants
-from maporl.engines.vllm.engine import VLLMEngine
 from maporl.errors import ConfigError, RunError, refuse
-from maporl.hub import pull
+from maporl.integrations.hub import pull
+from maporl.integrations.ray.member import log_of, write_stacks
+from maporl.integrations.vllm.engine import VLLMEngine
 from maporl.loops import stages
+from maporl.loops.section import SFTStage, TurnCriticStage
 from maporl.runs import build, loop_stage
 from maporl.storage.disk_cache import DiskCache
 from maporl.storage.run_folder import own_places
+from maporl.studies.crossplay import entrants
 from maporl.team import saved
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Agent
@@ -188,27 +188,27 @@ def train_jointly(folder, monkeypatch):
 
 
 PLACES = {
-    "maporl/backends/member.py:log_of": lambda folder, patch: log_of(folder, EVIL),
-    "maporl/backends/member.py:write_stacks": lambda folder, patch: write_stacks(folder, EVIL, ""),
-    "maporl/engines/vllm/engine.py:VLLMEngine._send_adapter": lambda folder, patch: of_class(
+    "maporl/integrations/ray/member.py:log_of": lambda folder, patch: log_of(folder, EVIL),
+    "maporl/integrations/ray/member.py:write_stacks": lambda folder, patch: write_stacks(folder, EVIL, ""),
+    "maporl/integrations/vllm/engine.py:VLLMEngine._send_adapter": lambda folder, patch: of_class(
         VLLMEngine, sections={"ann": Thing(folder=None)}, _names={"ann": EVIL}, folder=folder
     )._send_adapter("ann", policy(), None),
     "maporl/loops/stages.py:train_jointly": train_jointly,
     "maporl/runs/build.py:load_checkpoint_weights": lambda folder, patch: build.load_checkpoint_weights({"a": policy()}, folder),
     "maporl/runs/build.py:_begin_once": lambda folder, patch: begin(folder, patch, exists=False),
     "maporl/runs/build.py:_begin_once, again": lambda folder, patch: begin(folder, patch, exists=True),
-    "maporl/crossplay/entrants.py:_check_frozen": lambda folder, patch: entrants._check_frozen(
+    "maporl/studies/crossplay/entrants.py:_check_frozen": lambda folder, patch: entrants._check_frozen(
         Thing(folder=folder, config=config(folder, {"tiny": {}, "trainable": False}))
     ),
-    "maporl/runs/loop_stage.py:team_with": lambda folder, patch: (
+    "maporl/loops/run_stage.py:team_with": lambda folder, patch: (
         rows_of(patch, loop_stage, find_device=None),
         patch.setattr(loop_stage.Team, "from_config", lambda made: Thing(policies={EVIL: policy()})),
         loop_stage.team_with(Thing(seed=0), folder),
     ),
-    "maporl/runs/loop_stage.py:save_team": lambda folder, patch: loop_stage.save_team(Thing(policies={EVIL: policy()}), folder),
-    "maporl/runs/loop_stage.py:StageRun._train_turn_critics": train_critics,
-    "maporl/runs/loop_stage.py:StageRun._train_on": train_on,
-    "maporl/runs/loop_stage.py:StageRun._ranked": rank,
+    "maporl/loops/run_stage.py:save_team": lambda folder, patch: loop_stage.save_team(Thing(policies={EVIL: policy()}), folder),
+    "maporl/loops/run_stage.py:StageRun._train_turn_critics": train_critics,
+    "maporl/loops/run_stage.py:StageRun._train_on": train_on,
+    "maporl/loops/run_stage.py:StageRun._ranked": rank,
     "maporl/storage/disk_cache.py:DiskCache.__init__": lambda folder, patch: DiskCache(folder, EVIL),
     "maporl/team/saved.py:read_team": read,
     "maporl/team/saved.py:check_complete": lambda folder, patch: saved.check_complete(config(folder, {"trainable": True}), folder),
@@ -250,8 +250,8 @@ OTHERWISE = {
     # names of what the folder has already
     "maporl/runs/dump.py:dump": {"name"},
     "maporl/runs/export.py:export": {"policy.name"},
-    "maporl/runs/loop.py:Loop._end": {"policy.name"},
-    "maporl/hub/pack.py:pack": {"policy"},
+    "maporl/loops/run.py:Loop._end": {"policy.name"},
+    "maporl/integrations/hub/pack.py:pack": {"policy"},
     "trl_ext/learning/policy.py:save_weights": {"path.name"},
     # names that stand in the code
     "maporl/report/read.py:RunReader._new": {"name"},
@@ -260,7 +260,7 @@ OTHERWISE = {
     "maporl/report/read.py:RunReader.read": {"name"},
     "maporl/report/read.py:RunReader._set_back": {"name"},
     "maporl/report/read.py:_must_be_run": {"name"},
-    "maporl/runs/loop.py:Loop._part": {"name"},
+    "maporl/loops/run.py:Loop._part": {"name"},
     "maporl/storage/run_folder.py:RunFolder.set_results_aside": {"name"},
     "maporl/training/run_record.py:RunRecord._write": {"name"},
     "maporl/training/run_record.py:evaluate_again": {"name"},

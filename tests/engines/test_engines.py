@@ -11,9 +11,9 @@ from maporl.config.engines import IN_PYTHON, EngineEntry
 from maporl.engines import ENGINES
 from maporl.engines.base import Engine, Reply
 from maporl.engines.text import TextEngine
-from maporl.engines.vllm.colocated import ColocatedServer
-from maporl.engines.vllm.server import RemoteServer, Server
 from maporl.errors import ConfigError
+from maporl.integrations.vllm.colocated import ColocatedServer
+from maporl.integrations.vllm.server import RemoteServer, Server
 from maporl.runs.build import build_player
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunFolder

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from maporl.engines.openai import NotWhole, is_whole, reader
-from maporl.engines.vllm.colocated import ColocatedServer
-from maporl.engines.vllm.server import VLLMFailure, _sampled
 from maporl.http_client import HttpClient, HttpFailure
+from maporl.integrations.vllm.colocated import ColocatedServer
+from maporl.integrations.vllm.server import VLLMFailure, _sampled
 from maporl.types import Stop
 from trl_ext.sampling.options import Sampled
 

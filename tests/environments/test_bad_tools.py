@@ -491,7 +491,7 @@ class TestServersThatDie:
     @pytest.mark.parametrize("on_lost", some(["drop", "stop"], 0))
     def test_the_server_of_one_dialogue_dies(self, on_lost, monkeypatch):
         pytest.importorskip("mcp", reason="needs the extra mcp")
-        from maporl.environments.adapters.mcp import MCPEnvironment
+        from maporl.integrations.mcp import MCPEnvironment
 
         monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
         command = [sys.executable, str(SUPPORT / "mcp_test_server.py")]

@@ -10,7 +10,7 @@ import pytest
 
 from maporl import event_loop
 from maporl.environments import workers
-from maporl.environments.adapters.trl import TRLEnvironment
+from maporl.environments.trl import TRLEnvironment
 from maporl.environments.workers import Job, TooManyLeft, Workers
 from maporl.event_loop import CONNECTIONS, OWN_CODE, Loop
 

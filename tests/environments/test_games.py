@@ -26,7 +26,7 @@ from maporl.environments.games import (
 )
 from maporl.environments.games.plan_path import distances
 from maporl.environments.games.sokoban import level, solvable
-from maporl.environments.games.text_arena import TextArena
+from maporl.integrations.text_arena import TextArena
 from maporl.validation.load import from_dict
 
 

@@ -14,8 +14,8 @@ from maporl.environments import search as module
 from maporl.environments.search import NOTHING, Index, Passage, QuestionSearch, bm25, passages_of, read_corpus
 from maporl.environments.search_words import indexed_words, wanted_words
 from maporl.errors import ConfigError, install_command
+from maporl.grading.spans import exact_match, token_f1
 from maporl.rewards.labels import f1
-from maporl.tasks.grading.spans import exact_match, token_f1
 from maporl.types import Dialogue, Example, Utterance
 
 pytest.importorskip("bm25s", reason="needs the extra search")

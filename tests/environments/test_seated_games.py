@@ -10,10 +10,10 @@ from played_games import play
 
 from maporl.engines.random_moves import RandomMoves, build
 from maporl.environments.games import Game
-from maporl.environments.games.petting_zoo import PettingZoo
-from maporl.environments.games.spaces import in_words
-from maporl.environments.games.text_arena import TextArena
 from maporl.errors import ConfigError
+from maporl.integrations.petting_zoo import PettingZoo
+from maporl.integrations.spaces import in_words
+from maporl.integrations.text_arena import TextArena
 from maporl.protocols.game import PlayGame
 from maporl.runs.evaluate import evaluate
 from maporl.runs.train import train
@@ -302,7 +302,7 @@ class TestPettingZoo:
             PlayGame("pettingzoo", options={"show": "shown_games:last_digit_of"} | {"show": "random:random"})
 
     def test_a_missing_package_is_named(self, monkeypatch):
-        monkeypatch.setattr("maporl.environments.games.petting_zoo.find_spec", lambda name: None)
+        monkeypatch.setattr("maporl.integrations.petting_zoo.find_spec", lambda name: None)
         with pytest.raises(
             ConfigError, match=r"the package pettingzoo is not installed; install it with: pip install .*games"
         ):

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import pytest
 from played_games import play
 
-from maporl.environments.games.petting_zoo import PettingZoo
-from maporl.environments.games.text_arena import TextArena
 from maporl.errors import ConfigError
+from maporl.integrations.petting_zoo import PettingZoo
+from maporl.integrations.text_arena import TextArena
 from maporl.protocols.game import PlayGame
 
 pettingzoo = pytest.importorskip("pettingzoo")
@@ -119,7 +119,7 @@ class Unequal(pettingzoo.AECEnv):
 
 
 def test_an_agent_of_pettingzoo_that_moves_more_often_ends_the_game_at_its_limit(monkeypatch):
-    monkeypatch.setattr("maporl.environments.games.petting_zoo._made", lambda api, env, options: Unequal())
+    monkeypatch.setattr("maporl.integrations.petting_zoo._made", lambda api, env, options: Unequal())
     outcome, said = play(PlayGame("pettingzoo", options={"longest": 3}), 2, lambda ask, rng: "1")
     assert [u.role for u in said] == ["a", "a", "b", "a"] and outcome == {"agent0": 3.0, "agent1": 1.0}
 

@@ -14,8 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_environments import Dice, Notes, Shop, Wordle
 from trl_tool_calls import TEMPLATE, tool_call
 
-from maporl.environments.adapters.trl import TRLEnvironment, is_trl_class
 from maporl.environments.base import Environment, Tool, as_result
+from maporl.environments.trl import TRLEnvironment, is_trl_class
 from maporl.environments.workers import Job, Workers
 from maporl.errors import ConfigError
 from maporl.types import Result

@@ -12,14 +12,14 @@ import pytest
 import yaml
 from hostile_texts import nested
 
-from maporl.crossplay.entrants import read_entrants
-from maporl.crossplay.play import play_crossplay, write_crossplay
 from maporl.errors import UserError
 from maporl.report.live import LivePage
 from maporl.report.page import write_report
 from maporl.report.read import RunReader
 from maporl.report.terminal import frame
 from maporl.runs.train import train
+from maporl.studies.crossplay.entrants import read_entrants
+from maporl.studies.crossplay.play import play_crossplay, write_crossplay
 from maporl.validation.load import from_dict
 from trl_ext.files.jsonl import whole_lines
 

@@ -7,10 +7,13 @@ import pytest
 from hostile_texts import MADE, MATHEMATICS
 
 from maporl import Arithmetic, Skills
-from maporl.config.schema import ArenaSection, JudgeSection
+from maporl.config.schema import JudgeSection
 from maporl.environments.games import plans
 from maporl.evaluation.metrics import evaluate_dialogues
+from maporl.grading.answers import LONGEST_LABEL, LONGEST_TEXT, same_answer
+from maporl.grading.benchmarks import grade_benchmark
 from maporl.methods.arenarl import PairwiseJudge
+from maporl.methods.sections import ArenaSection
 from maporl.protocols import CallReturn, Forum, Refine
 from maporl.report.dialogues import entry
 from maporl.report.listening import listening_table
@@ -19,8 +22,6 @@ from maporl.rewards.base import RewardFailure
 from maporl.rewards.judges import PointwiseJudge
 from maporl.rewards.labels import label, near, readable
 from maporl.tasks import ANLI, GSM8K, Episodes, Mathematics, TinyGSM
-from maporl.tasks.grading.answers import LONGEST_LABEL, LONGEST_TEXT, same_answer
-from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.tasks.tinygsm import labelling_function, whole_number
 from maporl.text import PatternError, matches, visible
 from maporl.types import Dialogue, Example, Utterance

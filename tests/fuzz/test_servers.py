@@ -15,14 +15,15 @@ from contextlib import suppress
 import pytest
 
 from maporl import http_client
-from maporl.config.schema import ApiSection, VerifierSection, VLLMSection
+from maporl.config.schema import ApiSection, VerifierSection
 from maporl.engines.base import Request
 from maporl.engines.openai import ApiFailure, OpenAIEngine, is_whole, reader
 from maporl.engines.transcript import Transcript
-from maporl.engines.vllm.server import RemoteServer, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.hosts import proxy_of
 from maporl.http_client import LONGEST_PAUSE, MOST_BYTES, HttpClient, HttpFailure, seconds_of, shown_url
+from maporl.integrations.vllm.section import VLLMSection
+from maporl.integrations.vllm.server import RemoteServer, VLLMFailure
 from maporl.rewards.verifier.client import VerifierClient, VerifierFailure
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.storage.disk_cache import DiskCache

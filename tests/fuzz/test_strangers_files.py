@@ -14,10 +14,10 @@ from maporl import Team
 from maporl.cli.main import app
 from maporl.config import parse_config, read_values, read_yaml
 from maporl.config.safe_yaml import MOST_BYTES, parse_yaml
-from maporl.crossplay.entrants import read_entrants
 from maporl.errors import ConfigError, RunError, UserError
-from maporl.hub import pull
+from maporl.integrations.hub import pull
 from maporl.report.read import read_run
+from maporl.studies.crossplay.entrants import read_entrants
 from maporl.team import saved
 from maporl.team.loading import load_tokenizers
 from maporl.text import check_placeholders

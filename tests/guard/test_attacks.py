@@ -18,8 +18,8 @@ from written_runs import write_run
 
 from maporl import Arithmetic
 from maporl.guard import Limits, connections, read_json
-from maporl.programs import gateway
 from maporl.report import live
+from maporl.serving import gateway
 from maporl.types import Utterance
 from reward_server.scorers import LabelScorer
 

@@ -20,7 +20,6 @@ from scripted_training import recipe_values
 from tiny_run import config_of
 
 from maporl.config.imports import named_imports
-from maporl.config.loops import DPOStage, KTOStage, LoopSection, SFTStage
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.loops import stages
@@ -28,6 +27,7 @@ from maporl.loops.pairs import Gap, Siblings
 from maporl.loops.plan import stages_of
 from maporl.loops.replay import drawn, redrawn, shares
 from maporl.loops.rows import Pair, Row, described, of_round
+from maporl.loops.section import DPOStage, KTOStage, LoopSection, SFTStage
 from maporl.loops.shards import dialogues_of, stage_rows
 from maporl.loops.singles import BestOf, Signs, Threshold, selected
 from maporl.loops.stages import completion_logprobs, dpo_rows, kto_rows, sft_rows, train_jointly, train_stage

@@ -5,11 +5,11 @@ import json
 import pytest
 from tiny_run import config_of
 
-from maporl.config.loops import LoopSection
 from maporl.errors import ConfigError
 from maporl.loops.pairs import Siblings
 from maporl.loops.plan import loop_lines, stages_of
 from maporl.loops.recorded import round_of_record
+from maporl.loops.section import LoopSection
 from maporl.loops.singles import BestOf, Signs
 from maporl.rollout.episode import SpeakerSpec
 from maporl.runs.train import train

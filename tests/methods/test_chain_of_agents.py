@@ -10,9 +10,9 @@ from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
 from maporl.loops.flattened import encoded
 from maporl.loops.plan import stages_of
+from maporl.loops.run import run_loop
 from maporl.loops.stages import sft_rows
 from maporl.methods.chain_of_agents import Flatten
-from maporl.runs.loop import run_loop
 from maporl.tiny import build_tiny_tokenizer
 from maporl.types import Call, Dialogue, Example, Result, Utterance
 from maporl.validation.load import from_dict

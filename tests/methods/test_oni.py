@@ -10,9 +10,9 @@ from launches import free_port
 from scripted_training import played, recipe_values, scripted_trainer
 
 from maporl import Dialogue, Example, Utterance
-from maporl.config.schema import AnnotatorSection
 from maporl.errors import ConfigError
 from maporl.methods.oni import Annotator, observed
+from maporl.methods.sections import AnnotatorSection
 from maporl.playground.arithmetic import Arithmetic
 from maporl.types import Call, Result
 from maporl.validation.load import from_dict

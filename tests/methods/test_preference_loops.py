@@ -9,11 +9,12 @@ import pytest
 import torch
 from scripted_training import recipe_values, sampled
 
-from maporl.config.loops import DPOStage
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError, RunError
 from maporl.loops import stages
 from maporl.loops.rows import Pair, Row
+from maporl.loops.run import Loop, run_loop
+from maporl.loops.section import DPOStage
 from maporl.loops.singles import BestOf, Threshold
 from maporl.loops.stages import completion_logprobs, train_stage
 from maporl.methods.agent_rlvr import Repair
@@ -23,7 +24,6 @@ from maporl.rewards.build import build_sources
 from maporl.rewards.scoring import weighted_scores
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
-from maporl.runs.loop import Loop, run_loop
 from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict, load

@@ -26,10 +26,10 @@ from invariant_runs import (
 )
 from scripted_training import recipe_values, sampled, scripted_trainer
 
-from maporl.config.loops import PolicyStage
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import card_of, recipe_file, recipe_files
 from maporl.loops.plan import stages_of
+from maporl.loops.section import PolicyStage
 from maporl.rollout.branching import BRANCHINGS
 from maporl.storage.run_folder import RunFolder
 from maporl.training.samples import names_of

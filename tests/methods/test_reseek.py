@@ -4,9 +4,9 @@ import pytest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl import Arithmetic
-from maporl.config.schema import JudgementSection
 from maporl.errors import ConfigError
 from maporl.methods.reseek import Judgement, similarity
+from maporl.methods.sections import JudgementSection
 from maporl.protocols import CallReturn
 from maporl.runs.build import build_trainer
 from maporl.storage.run_folder import RunFolder

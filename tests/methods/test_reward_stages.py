@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from scripted_training import played, recipe_values, rows, sampled, scripted_trainer
 
 from maporl import Arithmetic
-from maporl.config.loops import PPOStage, RewardStage, SFTStage
 from maporl.errors import ConfigError, RunError
 from maporl.loops.pairs import Comparisons
 from maporl.loops.plan import stages_of
 from maporl.loops.rows import Comparison
+from maporl.loops.run import run_loop
+from maporl.loops.section import PPOStage, RewardStage, SFTStage
 from maporl.loops.shards import dialogues_of
 from maporl.loops.verifiers import train_verifier, verifier_of
 from maporl.rewards.base import FunctionSource
@@ -22,7 +23,6 @@ from maporl.rewards.verifier.cotraining import pair_loss
 from maporl.rewards.verifier.encoding import chat_of, joint_text
 from maporl.rewards.verifier.model import last_outputs
 from maporl.rewards.verifier.source import dialogue_source
-from maporl.runs.loop import run_loop
 from maporl.types import Dialogue, Example, Utterance, from_json
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

@@ -8,7 +8,7 @@ import pytest
 from scripted_training import TokenScript, played, recipe_values, rows, scripted_trainer
 
 from maporl.environments.games import KuhnPoker
-from maporl.environments.games.text_arena import TextArena
+from maporl.integrations.text_arena import TextArena
 from maporl.protocols import PlayGame
 from maporl.validation.load import load
 

@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import load_file
 from scripted_training import recipe_values, sampled
 
-from maporl.config.loops import TurnCriticStage
 from maporl.errors import ConfigError, RunError
 from maporl.loops.plan import stages_of
 from maporl.loops.ranked import RankHalves, TrajectoryPairs
 from maporl.loops.rows import Pair, Row, TrajectoryPair
+from maporl.loops.run import run_loop
+from maporl.loops.run_stage import team_with
+from maporl.loops.section import TurnCriticStage
 from maporl.loops.stages import DPOLearner, completion_logprobs
 from maporl.loops.turn_critic import (
     TurnCriticTrainer,
@@ -23,8 +25,6 @@ from maporl.loops.turn_critic import (
     turn_advantages,
     worth_of,
 )
-from maporl.runs.loop import run_loop
-from maporl.runs.loop_stage import team_with
 from maporl.storage.run_folder import RunFolder
 from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Utterance

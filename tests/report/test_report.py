@@ -23,7 +23,7 @@ from written_runs import AFTER, HOSTILE, NOTHING, RIGHT, WRONG, data_of, debate,
 from maporl.cli.main import app
 from maporl.errors import RunError
 from maporl.evaluation.metrics import Difference, evaluate_dialogues
-from maporl.hub.push import push
+from maporl.integrations.hub.push import push
 from maporl.report.charts import charts, compared
 from maporl.report.dialogues import entry, flags_of
 from maporl.report.failures import failures

@@ -3,9 +3,10 @@
 import pytest
 
 from maporl import Arithmetic
-from maporl.config.schema import ArenaSection, JudgeSection, RewardSection
+from maporl.config.schema import JudgeSection, RewardSection
 from maporl.errors import ConfigError
 from maporl.methods.arenarl import PairwiseJudge
+from maporl.methods.sections import ArenaSection
 from maporl.rewards.base import RewardFailure, as_source
 from maporl.rewards.build import find_source
 from maporl.rewards.judges import PointwiseJudge

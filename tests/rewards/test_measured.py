@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 
 from maporl import Arithmetic, RewardSource, train
-from maporl.config.schema import AnnotatorSection, ArenaSection, JudgeSection, RewardSection
+from maporl.config.schema import JudgeSection, RewardSection
 from maporl.evaluation.metrics import Evaluation
 from maporl.evaluation.tables import evaluation_table, learned
+from maporl.methods.sections import AnnotatorSection, ArenaSection
 from maporl.rewards.build import find_source
 from maporl.rewards.scoring import why_not_measured
 from maporl.runs.build import build_trainer

@@ -11,12 +11,12 @@ from fake_vllm_server import fake, fake_vllm, inform  # noqa: F401  # fixtures
 
 from maporl import Agent, Team
 from maporl.config import to_yaml
-from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines import choice as engine_choice
 from maporl.engines.base import Engine, Pending, Reply
-from maporl.engines.vllm.engine import VLLMEngine
-from maporl.engines.vllm.server import VLLMFailure
 from maporl.errors import ConfigError
+from maporl.integrations.vllm.engine import VLLMEngine
+from maporl.integrations.vllm.section import ColocateSection, VLLMSection
+from maporl.integrations.vllm.server import VLLMFailure
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
 from maporl.rollout.driver import RolloutDriver
@@ -138,7 +138,7 @@ def test_a_dialogue_does_not_wait_for_a_server_that_is_slow_for_another(fake, tm
     assert [len(d.utterances) for d in dialogues] == [2, 2] and second_turn.is_set()
 
 
-# -- vLLM in this process, which plays its part here: tests/engines/test_vllm_here.py has the real one -----------------
+# -- vLLM in this process, which plays its part here: tests/integrations/test_vllm_here.py has the real one -----------------
 
 
 def test_vllm_sleeps_after_the_dialogues_and_wakes_for_weights_and_requests(fake_vllm, tiny):

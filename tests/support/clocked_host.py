@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from maporl.backends.ray_cluster import Host
+from maporl.integrations.ray.ray_cluster import Host
 
 
 class ClockedHost(Host):

@@ -28,8 +28,8 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl.config.schema import Config, TinySection
 from maporl.engines.base import Request
+from maporl.loops.run import run_loop
 from maporl.runs.build import build_trainer
-from maporl.runs.loop import run_loop
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

@@ -7,11 +7,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from maporl.backends.engine_pool import EnginePool
-from maporl.backends.engine_process import OtherVersion
-from maporl.backends.group import LearnerGroup
-from maporl.backends.member import GroupSpec, MemberDied, NoPlace
-from maporl.config.cluster import FailuresSection
+from maporl.integrations.ray.engine_pool import EnginePool
+from maporl.integrations.ray.engine_process import OtherVersion
+from maporl.integrations.ray.group import LearnerGroup
+from maporl.integrations.ray.member import GroupSpec, MemberDied, NoPlace
+from maporl.integrations.ray.section import FailuresSection
 from maporl.validation.load import from_dict
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import Draw, TokenRequest
@@ -142,7 +142,7 @@ def config_of(agents=None, **sections):
 @pytest.fixture(autouse=True)
 def newest_ray(monkeypatch):
     """These tests need no Ray, so that its version is told to be one that works."""
-    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
+    monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", lambda name: "2.60.0")
 
 
 def _place(started, places):

@@ -13,11 +13,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from maporl import Agent, MultiAgentPPOConfig, Team
-from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines.text import TextEngine
-from maporl.engines.vllm.checks import PROBE
-from maporl.engines.vllm.colocated import ColocatedServer
-from maporl.engines.vllm.engine import VLLMEngine
+from maporl.integrations.vllm.checks import PROBE
+from maporl.integrations.vllm.colocated import ColocatedServer
+from maporl.integrations.vllm.engine import VLLMEngine
+from maporl.integrations.vllm.section import ColocateSection, VLLMSection
 from trl_ext.ppo import maths
 
 

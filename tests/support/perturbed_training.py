@@ -23,12 +23,12 @@ from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
 from maporl.engines.base import Request
 from maporl.errors import ConfigError, RunError
+from maporl.loops.run import run_loop
 from maporl.playground.tiny_versions import shrunk
 from maporl.rewards import RewardFailure
 from maporl.rewards.rules import RULES
 from maporl.rollout.branching import BRANCHINGS
 from maporl.runs.build import build_trainer
-from maporl.runs.loop import run_loop
 from maporl.storage.run_folder import RunFolder
 from maporl.team.agents import Policy
 from maporl.validation.load import from_dict

@@ -27,9 +27,9 @@ SERVER.set_forkserver_preload(
         "maporl.cli.train",
         "maporl.cli.look",
         "maporl.runs.train",
-        "maporl.runs.loop",
-        "maporl.backends.ray_backend",
-        "maporl.protocols.program",
+        "maporl.loops.run",
+        "maporl.integrations.ray.ray_backend",
+        "maporl.serving.program",
         "maporl.report.page",
     ]
 )

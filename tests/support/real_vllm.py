@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from maporl.config.schema import ColocateSection
-from maporl.engines.vllm.checks import PROBE
+from maporl.integrations.vllm.checks import PROBE
+from maporl.integrations.vllm.section import ColocateSection
 
 ALPHABET = "".join(sorted(set(PROBE + "0123456789+*=?")))
 

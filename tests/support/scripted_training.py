@@ -16,11 +16,11 @@ from maporl.config.recipes import recipe_file
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.text import reply_of, token_request
 from maporl.environments.games.plan_path import STEPS, distances, step_to
+from maporl.loops.run import Loop
 from maporl.loops.shards import dialogues_of
 from maporl.playground.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
-from maporl.runs.loop import Loop
 from maporl.training.samples import TeamUpdateBatch
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.types import Dialogue, Utterance

@@ -3,11 +3,11 @@
 from tool_models import SayingEngine, characters
 
 from maporl import Arithmetic
-from maporl.programs import gateway
-from maporl.protocols.program import Program
 from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.serving import gateway
+from maporl.serving.program import Program
 from maporl.team.agents import Voice
 from maporl.types import Example
 from trl_ext.ppo.options import Decoding

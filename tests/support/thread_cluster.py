@@ -10,10 +10,10 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
-from maporl.backends import ray_backend
-from maporl.backends.engine_process import EngineProcess
-from maporl.backends.learner_process import LearnerProcess
-from maporl.backends.member import MemberDied
+from maporl.integrations.ray import ray_backend
+from maporl.integrations.ray.engine_process import EngineProcess
+from maporl.integrations.ray.learner_process import LearnerProcess
+from maporl.integrations.ray.member import MemberDied
 from trl_ext.learning.checkpoint import random_state, set_random_state
 
 _TURN = threading.RLock()
@@ -56,7 +56,7 @@ class Member:
 
 
 class Cluster:
-    """What :class:`maporl.backends.ray_cluster.Cluster` is to a backend."""
+    """What :class:`maporl.integrations.ray.ray_cluster.Cluster` is to a backend."""
 
     running = 0
     """How many clusters have been started, and not ended."""
@@ -84,7 +84,7 @@ class Cluster:
 def use(monkeypatch):
     """Let every :class:`maporl.RayBackend` use threads, also where Ray is not installed."""
     monkeypatch.setattr(ray_backend, "Cluster", Cluster)
-    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
+    monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", lambda name: "2.60.0")
     monkeypatch.setattr(Cluster, "running", 0)
     for name in ("ACCELERATE_USE_CPU", "DS_ACCELERATOR"):  # what a process sets for itself is undone after the test
         monkeypatch.setenv(name, os.environ.get(name, "true" if name.startswith("ACC") else "cpu"))

@@ -17,11 +17,12 @@ from fake_vllm_server import FakeVLLM, team_of
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection
-from maporl.config.schema import TinySection, VerifierSection, VLLMSection
+from maporl.config.schema import TinySection, VerifierSection
 from maporl.engines.text import TextEngine
-from maporl.engines.vllm.checks import PROBE
-from maporl.engines.vllm.engine import VLLMEngine
-from maporl.engines.vllm.server import VLLMFailure
+from maporl.integrations.vllm.checks import PROBE
+from maporl.integrations.vllm.engine import VLLMEngine
+from maporl.integrations.vllm.section import VLLMSection
+from maporl.integrations.vllm.server import VLLMFailure
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer

@@ -105,7 +105,7 @@ def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_k
         backend.end()
     assert_equal(end_of(folder, 3), local)
     _, alive = psutil.wait_procs(children, timeout=15)
-    assert all("maporl.backends.ray_folder" in process.cmdline() for process in alive), (
+    assert all("maporl.integrations.ray.ray_folder" in process.cmdline() for process in alive), (
         "it waits for this process's own end"
     )
     names = sorted(path.name for path in (folder / "logs").iterdir())
@@ -228,7 +228,7 @@ def test_the_code_of_the_page_runs_on_ray_and_leaves_no_process(tmp_path, monkey
     before = set(psutil.Process().children(recursive=True))  # of tests before this one
     exec(compile(code, "cluster.md", "exec"), names)
     begun = set(psutil.Process().children(recursive=True)) - before
-    left = [process for process in begun if "maporl.backends.ray_folder" not in str(process.cmdline())]
+    left = [process for process in begun if "maporl.integrations.ray.ray_folder" not in str(process.cmdline())]
     assert not psutil.wait_procs(left, timeout=15)[1]
     trained = load_file("runs/groups/final/ann/model.safetensors")
     assert all(
@@ -240,8 +240,8 @@ def test_the_code_of_the_page_runs_on_ray_and_leaves_no_process(tmp_path, monkey
 
 @pytest.mark.slow
 def test_more_devices_than_there_are_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    from maporl.backends import ray_cluster
-    from maporl.backends.ray_places import Kind
+    from maporl.integrations.ray import ray_cluster
+    from maporl.integrations.ray.ray_places import Kind
 
     groups = {"ann": {"policies": ["ann"], "learner": {"devices": 8}}, "bob": {"policies": ["bob"]}}
     monkeypatch.setattr(ray_cluster, "kind_of", lambda devices, use_cpu, resources: Kind("CPU"))

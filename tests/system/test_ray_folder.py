@@ -14,10 +14,10 @@ import pytest
 from checked_cluster import check_cluster
 from folders import ROOT
 
-from maporl.backends import ray_folder
-from maporl.backends.ray_backend import reads_hub
-from maporl.backends.ray_folder import end_abandoned, make_folder
 from maporl.errors import ConfigError
+from maporl.integrations.ray import ray_folder
+from maporl.integrations.ray.ray_backend import reads_hub
+from maporl.integrations.ray.ray_folder import end_abandoned, make_folder
 from maporl.run import ResolvedRun
 from maporl.validation.load import from_dict
 from trl_ext.process.inherited import inherited, only_inherited
@@ -98,7 +98,7 @@ def test_names_are_short_enough_for_the_sockets_of_ray(monkeypatch):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from maporl.backends import ray_folder
+from maporl.integrations.ray import ray_folder
 ray_folder._place = lambda: Path(sys.argv[1])
 folder = ray_folder.make_folder()
 print(folder, ray_folder._WATCHING[0].pid, flush=True)
@@ -168,7 +168,7 @@ def test_only_groups_that_read_from_the_hub_get_its_token(tmp_path):
 
 
 def test_variables_that_nothing_gets_are_refused(monkeypatch):
-    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
+    monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", lambda name: "2.60.0")
     for cluster, why in (
         (
             {"backend": "ray", "address": "auto", "variables": ["A"]},

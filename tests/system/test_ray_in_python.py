@@ -23,8 +23,8 @@ from maporl import (
     RayBackend,
     Team,
 )
-from maporl.backends.group import GroupFailed
 from maporl.errors import ConfigError
+from maporl.integrations.ray.group import GroupFailed
 from maporl.runs.build import build_trainer
 from maporl.team.loading import load_agents, load_tokenizers
 

@@ -10,12 +10,12 @@ import pytest
 from ray_runs import assert_equal
 from tiny_run import config_of, end_of
 
-from maporl.backends import ray_cluster
-from maporl.backends.group import GroupFailed
 from maporl.errors import ConfigError
+from maporl.integrations.ray import ray_cluster
+from maporl.integrations.ray.doctor import examine_cluster
+from maporl.integrations.ray.group import GroupFailed
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
-from maporl.runs.doctor_groups import examine_cluster
 from trl_ext.files.checkpoints import list_checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")]
@@ -127,7 +127,9 @@ def test_machines_are_asked_before_anything_starts(machines, tmp_path, monkeypat
     asked = []
     facts = ray_cluster.Cluster.facts
     monkeypatch.setattr(ray_cluster.Cluster, "facts", lambda *own: asked.append(facts(*own)) or asked[-1])
-    monkeypatch.setattr("maporl.backends.joining.code_digest", lambda: "another")  # here, and not on the machines
+    monkeypatch.setattr(
+        "maporl.integrations.ray.joining.code_digest", lambda: "another"
+    )  # here, and not on the machines
     with pytest.raises(
         ConfigError, match=r"machine 127\.0\.0\.1 \(node \w+\) has other code .*here another\) of the same version"
     ):
@@ -146,7 +148,9 @@ def test_doctor_asks_every_machine_of_a_cluster(machines, monkeypatch):
         "1 CPU, 1 maporl_place, 0.2 GiB for Ray's objects",
         "1 CPU, 2 maporl_place, 0.2 GiB for Ray's objects",
     ]
-    monkeypatch.setattr("maporl.backends.joining.code_digest", lambda: "another")  # here, and not on the machines
+    monkeypatch.setattr(
+        "maporl.integrations.ray.joining.code_digest", lambda: "another"
+    )  # here, and not on the machines
     other = examine_cluster(machines.address)
     assert {finding.state for finding in other} == {"missing"} and "has other code" in other[0].detail
     [gone] = examine_cluster("127.0.0.1:1")

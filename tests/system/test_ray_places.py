@@ -17,7 +17,7 @@ from ray_runs import assert_equal
 from tiny_run import config_of, end_of
 from transformers import TrainerCallback
 
-from maporl.backends import ray_cluster
+from maporl.integrations.ray import ray_cluster
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
 
@@ -139,4 +139,4 @@ def test_twenty_kills_at_random_moments_leave_the_weights_of_a_calm_run(tmp_path
     assert gaps and all(one == pytest.approx(other, abs=1e-6) for one, other in gaps)
     _, left = psutil.wait_procs(children, timeout=15)
     running = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    assert all("maporl.backends.ray_folder" in process.cmdline() for process in running)
+    assert all("maporl.integrations.ray.ray_folder" in process.cmdline() for process in running)

@@ -19,11 +19,11 @@ from folders import ROOT
 from tiny_run import config_of, end_of
 from typer.testing import CliRunner
 
-from maporl.backends.learner_process import LearnerProcess
-from maporl.backends.ray_cluster import Host, _make_safe
 from maporl.cli.main import app
-from maporl.config.cluster import FailuresSection
 from maporl.config.parse import to_yaml
+from maporl.integrations.ray.learner_process import LearnerProcess
+from maporl.integrations.ray.ray_cluster import Host, _make_safe
+from maporl.integrations.ray.section import FailuresSection
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
 
@@ -187,7 +187,7 @@ def test_a_process_that_does_not_enter_a_collective_is_named_and_the_run_goes_on
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr("maporl.backends.ray_cluster.Host", StuckHost)
+    monkeypatch.setattr("maporl.integrations.ray.ray_cluster.Host", StuckHost)
     groups = {"both": {"policies": ["ann", "bob"], "learner": {"devices": 2}}}
     folder = tmp_path / "run"
     trainer = build_trainer(config_of(folder, 2, {"cluster": {"backend": "ray", "groups": groups}}), quiet=True)

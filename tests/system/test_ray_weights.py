@@ -14,8 +14,8 @@ from ray_runs import assert_equal
 from safetensors.torch import load_file
 from tiny_run import config_of, end_of
 
-from maporl.backends import ray_backend
 from maporl.errors import ConfigError
+from maporl.integrations.ray import ray_backend
 from maporl.playground.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs import train as run

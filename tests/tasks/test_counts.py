@@ -21,11 +21,11 @@ from maporl import (
     TinyHops,
 )
 from maporl.errors import ConfigError
+from maporl.grading import grade_mathematics
+from maporl.grading.benchmarks import grade_benchmark
 from maporl.playground.tiny_programs import TinyPrograms
 from maporl.tasks import Mixture, build_task
 from maporl.tasks.counts import MOST, SplitCounts, count_data, faults, overlap
-from maporl.tasks.grading import grade_mathematics
-from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 

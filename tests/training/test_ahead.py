@@ -220,7 +220,7 @@ def test_utterances_of_a_run_have_the_number_of_updates_of_their_weights(tiny, t
     ],
 )
 def test_what_async_depth_needs_is_looked_at_before_a_model_loads(tmp_path, monkeypatch, sections, message):
-    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
+    monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", lambda name: "2.60.0")
     config = {
         "output_dir": str(tmp_path / "run"), "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}},
         "training": {"use_cpu": True, "async_depth": 2}, "evaluation": {"questions": 0}, **sections,

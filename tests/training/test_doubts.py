@@ -7,9 +7,9 @@ from folders import ROOT
 from peft import LoraConfig, get_peft_model
 
 from maporl import MultiAgentPPOConfig
-from maporl.config.loops import SFTStage
 from maporl.config.parse import read_values
 from maporl.errors import refuse
+from maporl.loops.section import SFTStage
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
 from maporl.training.doubts import USUAL, doubts

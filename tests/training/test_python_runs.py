@@ -45,8 +45,8 @@ from maporl.config.imports import FINGERPRINTS
 from maporl.config.schema import AdvantageConfig, BranchingSection, PenaltySection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
-from maporl.hub import pull
-from maporl.hub.pack import pack
+from maporl.integrations.hub import pull
+from maporl.integrations.hub.pack import pack
 from maporl.protocols import build_protocol
 from maporl.protocols.judging import StepJudge, judged
 from maporl.report.read import read_run
@@ -767,7 +767,7 @@ def records(recorded, tmp_path):
 
 
 def everything_told(run, folder=None):
-    from maporl.hub.card import card
+    from maporl.integrations.hub.card import card
     from maporl.report.page import payload
     from maporl.report.terminal import frame
 

@@ -6,7 +6,7 @@ import pytest
 from tiny_run import config_of
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
-from maporl.config.loops import SFTStage
+from maporl.loops.section import SFTStage
 from maporl.loops.stages import trainer_options
 from maporl.report.read import read_run
 from maporl.runs.train import train

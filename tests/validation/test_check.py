@@ -8,10 +8,10 @@ import pytest
 from tiny_run import config_of
 from typer.testing import CliRunner
 
-from maporl.backends.check import check as cluster_faults
 from maporl.cli.main import app
 from maporl.config.recipes import recipe_files
 from maporl.errors import ConfigError, Fault, refuse, refused
+from maporl.integrations.ray.check import check as cluster_faults
 from maporl.run import ResolvedRun
 from maporl.team import exchange
 from maporl.validation import check

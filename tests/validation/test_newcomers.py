@@ -489,7 +489,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_run(tmp_path):
 def test_textarena_says_in_one_line_what_it_lacks(monkeypatch, options, message):
     pytest.importorskip("textarena")
     if not options:
-        monkeypatch.setattr("maporl.environments.games.text_arena.find_spec", lambda name: None)
+        monkeypatch.setattr("maporl.integrations.text_arena.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=message) as caught:
         check_run(from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "options": options}}))
     assert "\n" not in str(caught.value)

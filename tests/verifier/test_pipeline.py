@@ -73,7 +73,7 @@ def test_the_commands_of_the_page_take_the_model_of_the_page(tmp_path, monkeypat
         raise ConfigError("this is all that is asked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("maporl.cli.verifier.load_config", stop)
+    monkeypatch.setattr("maporl.verifier.command.load_config", stop)
     for line in [*lines, "maporl verifier balance samples CONFIG --output balanced.jsonl"]:
         (tmp_path / "samples").mkdir(exist_ok=True)
         (tmp_path / "samples/samples-0.jsonl").write_text(answers("a", ["4"], ["5"])[0].line())

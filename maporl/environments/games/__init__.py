@@ -24,8 +24,8 @@ GAMES = Parts(
         "sudoku": Sudoku,
         "signals": Signals,
         "exchange": Exchange,
-        "textarena": "maporl.environments.games.text_arena:TextArena",
-        "pettingzoo": "maporl.environments.games.petting_zoo:PettingZoo",
-        "gymnasium": "maporl.environments.games.gymnasium:Gymnasium",
+        "textarena": "maporl.integrations.text_arena:TextArena",
+        "pettingzoo": "maporl.integrations.petting_zoo:PettingZoo",
+        "gymnasium": "maporl.integrations.gymnasium:Gymnasium",
     }
 )

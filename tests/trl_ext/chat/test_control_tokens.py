@@ -275,8 +275,8 @@ ENCODERS = {
     "trl_ext/chat/control_tokens.py": "encodes the pieces",
     "trl_ext/chat/encoding.py": "renders the template",
     "trl_ext/trainer/prompts.py": "a prompt that is a text is taken as it is",
-    "maporl/engines/vllm/checks.py": "a fixed text",
-    "maporl/engines/vllm/colocated.py": "the same fixed text",
+    "maporl/integrations/vllm/checks.py": "a fixed text",
+    "maporl/integrations/vllm/colocated.py": "the same fixed text",
 }
 
 
@@ -290,7 +290,7 @@ def test_no_other_module_renders_templates_or_encodes_texts():
                     encodes = node.func.attr == "encode" and "tokenizer" in owner
                     if encodes or node.func.attr in ("apply_chat_template", "tokenize", "batch_encode_plus"):
                         found.add(str(path.relative_to(ROOT)))
-    assert found <= ENCODERS.keys() | {"maporl/engines/vllm/server.py"}, (
+    assert found <= ENCODERS.keys() | {"maporl/integrations/vllm/server.py"}, (
         "encode by trl_ext.chat.encoding or trl_ext.chat.control_tokens"
     )
 

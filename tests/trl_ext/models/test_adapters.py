@@ -12,10 +12,10 @@ from conformance import METHODS, Unbuilt, adapted, build
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
 from maporl import Agent, Team
-from maporl.backends.messages import pack, sent_parameters, unpack
 from maporl.config.parse import parse_config
-from maporl.engines.vllm.checks import check_served
 from maporl.errors import ConfigError
+from maporl.integrations.ray.messages import pack, sent_parameters, unpack
+from maporl.integrations.vllm.checks import check_served
 from maporl.rollout.restate import UntrainedWeights
 from maporl.team.past_policies import past_of
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer

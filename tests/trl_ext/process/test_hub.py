@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from maporl.config.parse import parse_config
 from maporl.errors import ConfigError
-from maporl.hub.pull import download
+from maporl.integrations.hub.pull import download
 from maporl.tasks import build_task
 from maporl.tasks.base import TaskError
 from maporl.team.loading import load_tokenizers

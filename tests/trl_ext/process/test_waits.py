@@ -22,20 +22,21 @@ from fake_groups import spec
 from folders import ROOT
 from tiny_run import config_of, end_of
 
-from maporl.backends.engine_pool import EnginePool
-from maporl.backends.group import LearnerGroup
-from maporl.backends.remote import RemoteLearning
-from maporl.backends.scheduling import Turns
-from maporl.backends.verifier_pool import VerifierPool
-from maporl.config.cluster import FailuresSection
 from maporl.config.parse import to_yaml
-from maporl.config.schema import ApiSection, EnvironmentSection, VerifierSection, VLLMSection
+from maporl.config.schema import ApiSection, EnvironmentSection, VerifierSection
 from maporl.engines.openai import client_of
-from maporl.engines.vllm.server import RemoteServer
 from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.workers import Job, Workers
 from maporl.event_loop import wait as wait_for_coroutine
 from maporl.http_client import HttpClient, persistent
+from maporl.integrations.ray.engine_pool import EnginePool
+from maporl.integrations.ray.group import LearnerGroup
+from maporl.integrations.ray.remote import RemoteLearning
+from maporl.integrations.ray.scheduling import Turns
+from maporl.integrations.ray.section import FailuresSection
+from maporl.integrations.ray.verifier_pool import VerifierPool
+from maporl.integrations.vllm.section import VLLMSection
+from maporl.integrations.vllm.server import RemoteServer
 from maporl.rewards.verifier.client import VerifierClient
 from maporl.rollout.interleaving import Interleaving
 from maporl.runs import train as run
@@ -74,10 +75,10 @@ THROUGH = {"trl_ext.process.waits", "trl_ext.sampling.engine", "maporl.event_loo
 """Where waiting is done for others, so that what is imported from there hears of signals."""
 ELSEWHERE = {
     "is done already": {
-        "maporl/backends/engine_pool.py": {"EnginePool._send.arrived", "EnginePool._done"},
-        "maporl/backends/group.py": {"LearnerGroup._wait"},
-        "maporl/backends/ray_cluster.py": {"RayMember.call.settle"},
-        "maporl/backends/scheduling.py": {"Turns.run.settle"},
+        "maporl/integrations/ray/engine_pool.py": {"EnginePool._send.arrived", "EnginePool._done"},
+        "maporl/integrations/ray/group.py": {"LearnerGroup._wait"},
+        "maporl/integrations/ray/ray_cluster.py": {"RayMember.call.settle"},
+        "maporl/integrations/ray/scheduling.py": {"Turns.run.settle"},
         "maporl/engines/base.py": {"Pending.reply"},
         "trl_ext/process/servant.py": {"Servant.connected"},
         "trl_ext/process/waits.py": {"result"},
@@ -91,32 +92,32 @@ ELSEWHERE = {
             "wait",
             "awaited",
         },
-        "maporl/programs/running.py": {"_talk"},
+        "maporl/serving/running.py": {"_talk"},
         "maporl/rollout/interleaving.py": {"Interleaving._take"},
         "maporl/sandbox/pipes.py": {"exchange"},
         "maporl/storage/disk_cache.py": {"DiskCache._in_the_file"},
         "trl_ext/process/servant.py": {"_wait", "_exactly"},
         "trl_ext/process/waits.py": {"Threads.submit", "taken.happens"},
-        "maporl/runs/sharing.py": {"_run.ended"},
+        "maporl/studies/sharing/study.py": {"_run.ended"},
     },
     "is a coroutine of a loop that has a thread of its own, and is awaited by those in THROUGH": {
-        "maporl/environments/adapters/mcp_server.py": {
+        "maporl/integrations/mcp_server.py": {
             "Server._start",
             "Server._keep",
             "Server._watched",
             "Server._left",
         },
-        "maporl/environments/adapters/open_env.py": {"OpenEnv._begun"},
+        "maporl/integrations/open_env.py": {"OpenEnv._begun"},
         "trl_ext/trainer/scoring.py": {"_run.run", "_wanted"},
     },
     "is in a thread that nobody waits for": {
         "maporl/environments/isolated.py": {"_answer"},
-        "maporl/backends/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"},
+        "maporl/integrations/ray/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"},
         "maporl/report/live.py": {"PageSeat.read"},
         "trl_ext/process/interruptions.py": {"leave_soon.leave", "Interruptions._listen"},
     },
     "is before a run or in a command without one, where Python's own handlers end the process": {
-        "maporl/backends/ray_cluster.py": {"check_reached", "Cluster.facts"},
+        "maporl/integrations/ray/ray_cluster.py": {"check_reached", "Cluster.facts"},
         "maporl/cli/look.py": {"play", "_typed", "_in_the_terminal"},
         "maporl/environments/search.py": {"Index._stored"},
         "maporl/runs/dump.py": {"dump"},
@@ -125,26 +126,26 @@ ELSEWHERE = {
         "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"},
     },
     "waits for a process that was killed, or that has bounds of its own": {
-        "maporl/programs/running.py": {"Run.end_group", "_has_ended"},
+        "maporl/serving/running.py": {"Run.end_group", "_has_ended"},
         "maporl/sandbox/sandbox.py": {"_Worker.run"},
         "trl_ext/process/group_watchdog.py": {"_tell"},
         "trl_ext/process/servant.py": {"_ended"},
     },
     "waits for the disk": {"trl_ext/learning/checkpoint.py": {"_SavingLearners.finish"}},
     "waits for a moment only": {
-        "maporl/backends/ray_folder.py": {"_take"},
+        "maporl/integrations/ray/ray_folder.py": {"_take"},
         "trl_ext/files/stacks.py": {"Listener.close"},
         "trl_ext/process/interruptions.py": {"Interruptions.__exit__"},
     },
     "is in another process, which ends with the run": {
-        "maporl/backends/engine_process.py": {"VLLMRows"},
-        "maporl/backends/ray_folder.py": {"end_all"},
+        "maporl/integrations/ray/engine_process.py": {"VLLMRows"},
+        "maporl/integrations/ray/ray_folder.py": {"end_all"},
         "maporl/environments/isolated_host.py": {"main", "_reaped"},
         "maporl/sandbox/sandboxed/worker.py": {"Worker.serve"},
         "reward_server": {"app.py", "batching.py"},
     },
-    "is for tests": {"maporl/backends/ray_cluster.py": {"RayMember.pid"}},
-    "puts vLLM to sleep": {"maporl/engines/vllm/colocated.py": {"ColocatedServer.release"}},
+    "is for tests": {"maporl/integrations/ray/ray_cluster.py": {"RayMember.pid"}},
+    "puts vLLM to sleep": {"maporl/integrations/vllm/colocated.py": {"ColocatedServer.release"}},
 }
 """Why a wait does not go through :mod:`trl_ext.process.waits`, by file and function."""
 

@@ -1,0 +1,110 @@
+r"""Grading answers of mathematics benchmarks, each of which writes its labels in its own way.
+
+Every rule is a doctest.
+"""
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from maporl.grading.answers import (
+    LONGEST_LABEL,
+    answer_in_words,
+    canonical,
+    option,
+    reading,
+    right_hand_side,
+    same_answer,
+    too_long,
+    written_answer,
+)
+from maporl.grading.numbers import plain
+from maporl.grading.values import Budget, real_value
+from maporl.types import Grade
+
+MOST_LISTED = 32
+"""The most answers of a question that has several. OlympiadBench has up to 16."""
+_BOXED = re.compile(r"\\(?:boxed|fbox|framebox|bbox)(?![A-Za-z])")
+
+
+def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None) -> Grade:
+    r"""Grade a worked answer against the label of a benchmark.
+
+    ``meta`` may hold two columns of OlympiadBench: ``is_multiple_answer`` (the label lists several answers, in any
+    order) and ``error`` (how far a number may be off). A label that is neither a number nor mathematics is compared as
+    it is written, but for typesetting.
+
+    >>> grade_benchmark(r"thus \boxed{2, 1}", "1, 2", {"is_multiple_answer": True}).correct
+    True
+    >>> grade_benchmark(r"\boxed{3.14}", r"3.1416", {"error": "0.01"}).correct, grade_benchmark(r"\boxed{3.14}", "3.1416").correct
+    (True, False)
+    >>> grade_benchmark(r"\boxed{1e-5}", "10^{-5}").correct, grade_benchmark(r"\boxed{3.83e35}", r"3.83 \times 10^{35}").correct
+    (True, True)
+    >>> grade_benchmark(r"\boxed{nylevE}", "Evelyn").correct, grade_benchmark(r"\boxed{\text{evelyn}}", "Evelyn").correct
+    (False, True)
+    >>> grade_benchmark(r"\boxed{E}", r"\text{(E)},").correct, grade_benchmark(r"\boxed{\frac{12}{5525}}", r"\frac{12}{5,\!525}").correct
+    (True, True)
+    >>> grade_benchmark("I cannot say.", "7").correct, grade_benchmark("Answer: Evelyn", "Evelyn").correct
+    (False, True)
+    """  # noqa: E501
+    if len(truth) > LONGEST_LABEL:
+        return Grade(None, None, too_long(truth))
+    meta = meta or {}
+    several = bool(meta.get("is_multiple_answer"))
+    if several and len(_listed(truth)) > MOST_LISTED:
+        return Grade(None, None, f"the label lists more than {MOST_LISTED} answers")
+    answer = written_answer(text)
+    in_words = reading(truth) is None and option(truth) is None and not _BOXED.search(text)
+    if in_words and (answer is None or not same_answer(answer, truth)):
+        answer = answer_in_words(text, truth) or answer  # words are not passed over where the label is words
+    if answer is None:
+        return Grade(None, False, "no final answer in the asked form")
+    correct = _same_set(answer, truth) if several else False
+    correct = correct or _within(answer, truth, meta) or bool(same_answer(answer, truth))
+    return Grade(
+        canonical(right_hand_side(answer)), correct, "equals the label" if correct else "differs from the label"
+    )
+
+
+def _same_set(answer: str, truth: str) -> bool:
+    """Whether the answers can be paired with the labels, each with an equal one and with none left over."""
+    answers, left = _listed(answer), _listed(truth)
+    if len(answers) != len(left):
+        return False
+    budget = Budget()
+    for one in answers:
+        met = next((place for place, other in enumerate(left) if one == other or same_answer(one, other, budget)), None)
+        if met is None:
+            return False
+        del left[met]
+    return True
+
+
+def _listed(text: str) -> list[str]:
+    """The parts of ``text`` between the commas that stand outside of all brackets."""
+    parts, depth, part = [], 0, ""
+    for character in plain(text).replace(" and ", ","):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += character
+    return [p.strip() for p in (*parts, part) if p.strip()]
+
+
+def _within(answer: str, truth: str, meta: Mapping[str, Any]) -> bool:
+    """Whether two numbers differ by no more than the label's ``error``."""
+    error = str(meta.get("error") or "")
+    values = [_real(text) for text in (error, answer, truth)] if error else [None]
+    if None in values:
+        return False
+    tolerance, mine, theirs = values
+    return abs(mine - theirs) <= tolerance  # type: ignore[operator]  # none of them is None
+
+
+def _real(text: str) -> Fraction | None:
+    tree = reading(text)
+    value = None if tree is None else real_value(tree[0])
+    return None if value is None else value[0]

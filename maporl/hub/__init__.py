@@ -1,7 +1,0 @@
-"""Share a team's folder: push it without what is the user's own, and pull one of a stranger's. Knows no model.
-
-A folder with a ``config.yaml`` and a folder for each policy is what is shared, whether a run or ``Team.save`` wrote it.
-:func:`maporl.hub.push.push` packs the files of it that may become public (:mod:`maporl.hub.pack`), without secrets and
-paths of this machine (:mod:`maporl.hub.scrub`). ``Team.from_pretrained`` downloads one (:mod:`maporl.hub.pull`), whose
-configuration may reach for nothing of the user's (:mod:`maporl.hub.reach`). Imports no torch.
-"""

@@ -1,0 +1,60 @@
+"""Modules under their names of release 0.1, which go on working for one release with a warning."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {
+    "maporl.backends": "maporl.integrations.ray",
+    "maporl.cli.crossplay": "maporl.studies.crossplay.command",
+    "maporl.cli.plan": "maporl.studies.planning.command",
+    "maporl.cli.sharing": "maporl.studies.sharing.command",
+    "maporl.cli.verifier": "maporl.verifier.command",
+    "maporl.config.cluster": "maporl.integrations.ray.section",
+    "maporl.config.loops": "maporl.loops.section",
+    "maporl.config.numbers": "maporl.sections",
+    "maporl.crossplay": "maporl.studies.crossplay",
+    "maporl.engines.vllm": "maporl.integrations.vllm",
+    "maporl.environments.adapters.trl": "maporl.environments.trl",
+    "maporl.environments.adapters": "maporl.integrations",
+    "maporl.environments.games.gymnasium": "maporl.integrations.gymnasium",
+    "maporl.environments.games.petting_zoo": "maporl.integrations.petting_zoo",
+    "maporl.environments.games.spaces": "maporl.integrations.spaces",
+    "maporl.environments.games.text_arena": "maporl.integrations.text_arena",
+    "maporl.hub": "maporl.integrations.hub",
+    "maporl.planning": "maporl.studies.planning",
+    "maporl.programs": "maporl.serving",
+    "maporl.protocols.program": "maporl.serving.program",
+    "maporl.rewards.verifiers_rewards": "maporl.integrations.verifiers_rewards",
+    "maporl.runs.doctor_groups": "maporl.integrations.ray.doctor",
+    "maporl.runs.loop": "maporl.loops.run",
+    "maporl.runs.loop_stage": "maporl.loops.run_stage",
+    "maporl.runs.sharing": "maporl.studies.sharing.study",
+    "maporl.tasks.grading": "maporl.grading",
+    "maporl.tasks.verifiers": "maporl.integrations.verifiers",
+}
+"""Old name -> new name. The modules within a package move with it; a module that went elsewhere stands before it."""
+
+
+class MovedModules:
+    """A finder that Python asks first: a package under its old name would find its modules' files a second time."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """Return how an old name is loaded, or None for any other name."""
+        old = next((old for old in MOVED if f"{name}.".startswith(f"{old}.")), None)
+        if old is None:
+            return None
+        return ModuleSpec(name, self, loader_state=MOVED[old] + name.removeprefix(old), is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let Python make an empty module, which :meth:`exec_module` replaces."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module of the new name in the place of ``module``, and say its name once."""
+        old, new = module.__name__, module.__spec__.loader_state  # type: ignore[union-attr]
+        if old in MOVED:  # who imports a module of a package is told of the package
+            warnings.warn(f"{old} is {new} now; its old name goes with the next release", FutureWarning, stacklevel=2)
+        sys.modules[old] = import_module(new)

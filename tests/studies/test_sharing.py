@@ -1,0 +1,122 @@
+"""``maporl sharing``: one policy for a team against a policy for each agent."""
+
+import json
+import math
+
+import pytest
+import yaml
+from folders import ROOT
+
+from maporl.config.parse import to_yaml
+from maporl.errors import ConfigError, RunError
+from maporl.studies.sharing.study import Measured, compared, configurations, page, train_all, write
+from maporl.validation.load import from_dict, load
+
+TEAM = {
+    "output_dir": "runs/x", "updates": 16, "task": {"name": "toy_sum", "largest": 9}, "protocol": {"name": "debate", "turns": 2},
+    "agents": {"ann": {"tiny": {"context": 512}}, "bob": {"tiny": {"context": 512}}, "ref": {"tiny": {"context": 512}, "trainable": False}},
+    "ppo": {"response_length": 3}, "training": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True},
+    "evaluation": {"questions": 8},
+}  # fmt: skip
+
+
+def run(first, final, peak, **shares):
+    return Measured({"first turn": first, "final turn": final, "peak": peak, "fall": peak - final}, shares)
+
+
+FOUND = {
+    ("shared", 0): run(50.0, 80.0, 90.0, ann=0.75, bob=0.25),
+    ("shared", 1): run(52.0, 84.0, 86.0, ann=0.65, bob=0.35),
+    ("apart", 0): run(50.0, 70.0, 95.0),
+    ("apart", 1): run(50.0, 78.0, 99.0),
+}
+
+
+def test_arms_differ_in_the_policies_of_those_who_learn(tmp_path):
+    made = configurations(from_dict(TEAM), tmp_path, [3, 4])
+    assert list(made) == [("shared", 3), ("shared", 4), ("apart", 3), ("apart", 4)]
+    policies = {key: {name: agent.policy for name, agent in config.agents.items()} for key, config in made.items()}
+    assert policies["shared", 3] == {"ann": "shared", "bob": "shared", "ref": None}
+    assert policies["apart", 4] == {"ann": None, "bob": None, "ref": None}
+    one = made["shared", 4]
+    assert (one.seed, one.output_dir) == (4, str(tmp_path / "shared-4"))
+    assert (one.training.eval_steps, one.training.role_gradients) == (2, 1)
+
+
+def test_agents_that_cannot_share_are_named(tmp_path):
+    with pytest.raises(
+        ConfigError, match="sharing: shared: agents: 'ann' and 'bob' share policy 'shared' but differ in"
+    ):
+        configurations(load(str(ROOT / "configs/ppo/quickstart.yaml")), tmp_path, [0])
+    alone = TEAM | {"agents": {"ann": {"tiny": {"context": 512}}}}
+    with pytest.raises(ConfigError, match=r"expected two agents or more that learn, got \['ann'\]"):
+        configurations(from_dict(alone), tmp_path, [0])
+
+
+def test_differences_are_paired_by_seed():
+    """Final turn: 10 and 6, mean 8, deviation 2.828, half of the interval 12.706 * 2.828 / sqrt(2) = 25.4."""
+    row = compared(FOUND)["final turn"]
+    assert (row["shared"], row["apart"], row["difference"]) == (82.0, 74.0, 8.0)
+    assert row["half"] == pytest.approx(25.412, abs=1e-3)
+    assert compared(FOUND)["fall"]["difference"] == -17.0
+    assert math.isnan(compared({key: one for key, one in FOUND.items() if key[1] == 0})["peak"]["half"])
+
+
+def test_the_page_has_every_run_and_the_shares_of_roles(tmp_path):
+    text = page(FOUND)
+    assert "| final turn | 82.0 | 74.0 | +8.0 | -17.4 to +33.4 |" in text
+    assert "| fall | apart | 25.0 | 21.0 |" in text
+    assert "Share of each role in the gradients of the shared policy: ann 70%, bob 30%." in text
+    assert text.endswith("so this comparison proves nothing about how they were trained.\n"), "two seeds"
+    files = write(tmp_path, FOUND)
+    assert files[1].read_text() == text
+    assert text.endswith(json.loads(files[0].read_text())["proves_nothing"] + "\n")
+    assert json.loads(files[0].read_text())["runs"]["shared-1"]["shares"] == {"ann": 0.65, "bob": 0.35}
+
+
+@pytest.mark.parametrize(
+    "seeds, right, told",
+    [
+        (3, (0.0, 0.0), "No answer was ever right, so this comparison proves nothing."),
+        (3, (50.0, 50.0), "All results are equal, so this comparison proves nothing."),
+        (3, (50.0, 60.0), ""),
+        (1, (50.0, 60.0), "With 1 seed of each, chance in training may explain any difference, so this comparison"),
+    ],
+)
+def test_arms_that_cannot_be_told_apart_say_so(seeds, right, told):
+    arms = zip(("shared", "apart"), right, strict=True)
+    said = page({(arm, seed): run(value, value, value) for arm, value in arms for seed in range(seeds)})
+    assert told in said and ("proves nothing" in said) is bool(told)
+
+
+def test_a_finished_run_of_another_configuration_is_not_taken_for_one_of_this(tmp_path):
+    """With the same configuration it is, and so nothing is trained here."""
+    folder = tmp_path / "shared-0"
+    folder.mkdir()
+    runs = configurations(from_dict(TEAM), tmp_path, [0])
+    (folder / "config.yaml").write_text(
+        to_yaml(configurations(from_dict(TEAM | {"updates": 8}), tmp_path, [0])["shared", 0])
+    )
+    (folder / "evaluation_after.json").write_text("{}")
+    with pytest.raises(RunError, match=r"shared-0: has a run of another configuration \(updates was 8 and is 16"):
+        next(train_all(runs))
+    assert [path.name for path in tmp_path.iterdir()] == ["shared-0"], "nothing was trained"
+
+
+@pytest.mark.slow
+def test_runs_are_trained_once(tmp_path):
+    """Real runs in processes of their own. What is finished is not trained again."""
+    team = TEAM | {"updates": 2, "agents": {name: TEAM["agents"][name] for name in ("ann", "bob")}}
+    runs = configurations(from_dict(yaml.safe_load(yaml.safe_dump(team))), tmp_path, [0])
+    cut_off = tmp_path / "shared-0"
+    cut_off.mkdir()
+    for name in ("config.yaml", "metrics.jsonl"):  # of a run that was killed before its first checkpoint
+        (cut_off / name).write_text(to_yaml(runs["shared", 0]) if name == "config.yaml" else "")
+    first = list(train_all(runs))
+    assert [(arm, seed) for arm, seed, _ in first] == [("shared", 0), ("apart", 0)]
+    shares = first[0][2].shares
+    assert shares.keys() <= {"ann", "bob"} and sum(shares.values()) == pytest.approx(1.0 if shares else 0.0)
+    assert sorted(folder.name for folder in (tmp_path / "shared-0/final").iterdir() if folder.is_dir()) == ["shared"]
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("metrics.jsonl")}
+    assert list(train_all(runs)) == first
+    assert {file: file.stat().st_mtime_ns for file in times} == times
