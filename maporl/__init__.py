@@ -66,10 +66,11 @@ _MODULES = {
     "maporl.schedules": "Freeze Growth OpponentPool RoundRobin Schedule Span Stage Swap",
     "maporl.storage.run_folder": "RunFolder",
     "maporl.tasks": (
-        "ANLI Documents Episodes FANToM GSM8K HotpotQA HumanEval Mathematics MBPP Mixture PromptDataset Prompts Task "
-        "TaskError TASKS TinyGSM Triplets"
+        "ANLI Documents Episodes FANToM GSM8K HotpotQA HumanEval Mathematics MBPP Mixture PromptDataset Task TaskError "
+        "TASKS TinyGSM Triplets"
     ),
     "maporl.tasks.lessons": "Lessons",
+    "maporl.tasks.prompts": "Prompts",
     "maporl.integrations.verifiers": "Verifiers",
     "maporl.team.agents": "Agent",
     "maporl.team.team": "Team",

@@ -78,6 +78,20 @@ class Parts(UserDict[str, Any]):
         return next((name for name, entry in self.data.items() if entry is part or entry == text), None)
 
 
+def member(table: Parts, name: str, package: str) -> Any:
+    """Return the class or function ``name`` of ``table``, as the ``__getattr__`` of its ``package`` does.
+
+    So the parts of a table are imported from their package too, and none is before it is asked for.
+
+    Raises:
+        AttributeError: the table has no such part.
+    """
+    for key, part in table.data.items():
+        if name == (part.partition(":")[2] if isinstance(part, str) else part.__name__):
+            return table[key]
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+
 def extension(name: str, what: str) -> Any:
     """Return the object ``MODULE:OBJECT`` of an extension: a package that maporl can do without.
 

@@ -9,25 +9,21 @@ from maporl.config.imports import Parts
 from maporl.environments.base import Environment as Environment
 from maporl.environments.base import Tool as Tool
 from maporl.environments.base import Toolbox as Toolbox
-from maporl.environments.calculator import calculator
-from maporl.environments.python import Python, RunTests
-from maporl.environments.search import QuestionSearch, bm25
-from maporl.environments.triplets import TripletTool
 
 TOOLS = Parts(
     {
-        "bm25": bm25,
-        "calculator": calculator,
+        "bm25": "maporl.environments.search:bm25",
+        "calculator": "maporl.environments.calculator:calculator",
         "mcp": "maporl.integrations.mcp:MCPTools",
-        "python": Python,
-        "run_tests": RunTests,
-        "triplet": TripletTool,
+        "python": "maporl.environments.python:Python",
+        "run_tests": "maporl.environments.python:RunTests",
+        "triplet": "maporl.environments.triplets:TripletTool",
     }
 )
 
 ENVIRONMENTS = Parts(
     {
-        "bm25": QuestionSearch,
+        "bm25": "maporl.environments.search:QuestionSearch",
         "mcp": "maporl.integrations.mcp:MCPEnvironment",
         "openenv": "maporl.integrations.open_env:OpenEnv",
     }

@@ -14,7 +14,6 @@ from maporl.config.imports import kind_of, look_up, told
 from maporl.config.schema import Config, EnvironmentSection
 from maporl.environments import ENVIRONMENTS, TOOLS
 from maporl.environments.base import Environment, Tool, Toolbox
-from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.rooms import EnvironmentSpec
 from maporl.environments.trl import TRLEnvironment, is_trl_class
 from maporl.environments.world import World
@@ -82,6 +81,8 @@ class TeamTools:
             part = look_up(options.use, ENVIRONMENTS, f"environments.{name}.use")
             specs[name] = environment_spec(name, part, options, speakers, owners(name, named, acts_in))
             if options.isolate == "process":
+                from maporl.environments.isolated import Host, IsolatedEnvironment  # processes that few need
+
                 host = Host(name, options)
                 boxes.append(host)
                 specs[name] = replace(specs[name], make=partial(IsolatedEnvironment, host))

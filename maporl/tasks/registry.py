@@ -1,7 +1,6 @@
 """The tasks by name, and how one is built from a configuration. Imports no torch and no task.
 
-A task that is made of others imports this module. The package fills ``TASKS``. The toys of the playground stand there
-as texts, because they are built on all that trains tiny models, and a run on real data needs none of them.
+A task that is made of others imports this module.
 """
 
 import dataclasses
@@ -12,7 +11,30 @@ from maporl.config.parse import validated
 from maporl.errors import ConfigError
 from maporl.tasks.base import Task
 
-TASKS = Parts()
+TASKS = Parts(
+    {
+        "toy_sum": "maporl.playground.arithmetic:Arithmetic",
+        "toy_times": "maporl.playground.arithmetic:Arithmetic",
+        "toy_skills": "maporl.playground.skills:Skills",
+        "toy_parts": "maporl.playground.parts:Parts",
+        "gsm8k": "maporl.tasks.gsm8k:GSM8K",
+        "anli": "maporl.tasks.anli:ANLI",
+        "tinygsm": "maporl.tasks.tinygsm:TinyGSM",
+        "fantom": "maporl.tasks.fantom:FANToM",
+        "episodes": "maporl.tasks.episodes:Episodes",
+        "math": "maporl.tasks.mathematics:Mathematics",
+        "hotpotqa": "maporl.tasks.hotpotqa:HotpotQA",
+        "tiny_hops": "maporl.playground.hops:TinyHops",
+        "mbpp": "maporl.tasks.programs:MBPP",
+        "humaneval": "maporl.tasks.programs:HumanEval",
+        "tiny_programs": "maporl.playground.tiny_programs:TinyPrograms",
+        "verifiers": "maporl.integrations.verifiers:Verifiers",
+        "prompts": "maporl.tasks.prompts:PromptDataset",
+        "mixture": "maporl.tasks.mixture:Mixture",
+        "documents": "maporl.tasks.documents:Documents",
+        "triplets": "maporl.tasks.triplets:Triplets",
+    }
+)
 PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
 """Options that a name sets, unless the configuration does."""
 

@@ -27,7 +27,6 @@ from maporl.errors import ConfigError, Fault, UserError, each, install_command, 
 from maporl.playground.teacher import check_taught, taught_calls
 from maporl.rewards.credited import credit_lines
 from maporl.rewards.own_code import check_reward_functions, own_task_warnings
-from maporl.rewards.verifier import lengths
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.tool_checks import OfferedTools
@@ -41,7 +40,7 @@ from maporl.training.check import unread
 from maporl.training.doubts import doubts, narrow_sampling
 from maporl.training.learns_from import facts_of, learns_from, who_learns
 from maporl.training.lonely import lonely_groups
-from maporl.validation import disk, servers
+from maporl.validation import disk
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings
 from trl_ext.ppo.options import rate_of
 from trl_ext.process import distributed
@@ -337,7 +336,12 @@ def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool, has_traine
         ConfigError: data or a tokenizer cannot be read, or code of the user's own breaks its contract.
     """
     parts = [_options_alone if part is _training and has_trainer else part for part in PARTS]
-    yield from each((*parts, servers.check) if ask_servers else parts, run)
+    verifier, agents = run.config.reward.verifier, run.config.agents.values()
+    if ask_servers and (verifier is not None or any(agent.api or agent.vllm for agent in agents)):
+        from maporl.validation import servers  # with clients that other runs do not need
+
+        parts.append(servers.check)
+    yield from each(parts, run)
     unread = [*refused(lambda: run.task), *refused(lambda: run.held_out), *refused(lambda: tools.tokenizers)]
     yield from unread
     if unread:
@@ -348,7 +352,10 @@ def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool, has_traine
     yield from counts.faults(counted, run.config.task["name"], "label" in run.config.reward.asked)
     check_reward_functions(run)
     yield from model_checks.check_alphabets(run)
-    yield from lengths.check(run)
+    if verifier is not None:
+        from maporl.rewards.verifier import lengths  # with what loads verifiers
+
+        yield from lengths.check(run)
     for task in run.task.parts.values() if isinstance(run.task, Mixture) else [run.task]:
         yield from refused(partial(run.protocol.check_example, task[0]))
     yield from tools.faults()

@@ -25,8 +25,8 @@ from maporl.environments.games import (
     TicTacToe,
 )
 from maporl.environments.games.plan_path import distances
-from maporl.environments.games.sokoban import level, solvable
 from maporl.integrations.text_arena import TextArena
+from maporl.methods.games.sokoban import level, solvable
 from maporl.validation.load import from_dict
 
 

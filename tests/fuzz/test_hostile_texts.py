@@ -8,11 +8,11 @@ from hostile_texts import MADE, MATHEMATICS
 
 from maporl import Arithmetic, Skills
 from maporl.config.schema import JudgeSection
-from maporl.environments.games import plans
 from maporl.evaluation.metrics import evaluate_dialogues
 from maporl.grading.answers import LONGEST_LABEL, LONGEST_TEXT, same_answer
 from maporl.grading.benchmarks import grade_benchmark
 from maporl.methods.arenarl import PairwiseJudge
+from maporl.methods.games import plans
 from maporl.methods.sections import ArenaSection
 from maporl.protocols import CallReturn, Forum, Refine
 from maporl.report.dialogues import entry

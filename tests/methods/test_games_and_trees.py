@@ -14,9 +14,9 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import estimate
 from maporl.environments.games import GAMES, Game
 from maporl.environments.games.plan_path import STEPS, distances, step_to
-from maporl.environments.games.sokoban import moved, solvable
-from maporl.environments.games.sudoku import solutions
 from maporl.errors import ConfigError
+from maporl.methods.games.sokoban import moved, solvable
+from maporl.methods.games.sudoku import solutions
 from maporl.protocols import PlayGame
 from maporl.rewards.rules import RULES
 from maporl.rollout.branching import BRANCHINGS

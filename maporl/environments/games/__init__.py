@@ -1,31 +1,31 @@
-"""Games: small turn-based worlds for the protocol ``game``. ``GAMES`` names them all. Imports no torch."""
+"""Games: small turn-based worlds for the protocol ``game``. ``GAMES`` names them all; each is imported when asked for.
 
-from maporl.config.imports import Parts
+Imports no torch.
+"""
+
+from typing import Any
+
+from maporl.config.imports import Parts, member
 from maporl.environments.games.base import Game as Game
 from maporl.environments.games.base import IllegalMove as IllegalMove
-from maporl.environments.games.exchange import Exchange as Exchange
-from maporl.environments.games.kuhn import KuhnPoker as KuhnPoker
-from maporl.environments.games.path_plans import PathPlans as PathPlans
-from maporl.environments.games.plan_path import PlanPath as PlanPath
-from maporl.environments.games.prisoners import PrisonersDilemma as PrisonersDilemma
-from maporl.environments.games.signals import Signals as Signals
-from maporl.environments.games.sokoban import Sokoban as Sokoban
-from maporl.environments.games.sudoku import Sudoku as Sudoku
-from maporl.environments.games.tictactoe import TicTacToe as TicTacToe
 
 GAMES = Parts(
     {
-        "tictactoe": TicTacToe,
-        "kuhn_poker": KuhnPoker,
-        "prisoners_dilemma": PrisonersDilemma,
-        "plan_path": PlanPath,
-        "path_plans": PathPlans,
-        "sokoban": Sokoban,
-        "sudoku": Sudoku,
-        "signals": Signals,
-        "exchange": Exchange,
+        "tictactoe": "maporl.environments.games.tictactoe:TicTacToe",
+        "kuhn_poker": "maporl.environments.games.kuhn:KuhnPoker",
+        "prisoners_dilemma": "maporl.environments.games.prisoners:PrisonersDilemma",
+        "plan_path": "maporl.environments.games.plan_path:PlanPath",
+        "path_plans": "maporl.methods.games.path_plans:PathPlans",
+        "sokoban": "maporl.methods.games.sokoban:Sokoban",
+        "sudoku": "maporl.methods.games.sudoku:Sudoku",
+        "signals": "maporl.methods.games.signals:Signals",
+        "exchange": "maporl.methods.games.exchange:Exchange",
         "textarena": "maporl.integrations.text_arena:TextArena",
         "pettingzoo": "maporl.integrations.petting_zoo:PettingZoo",
         "gymnasium": "maporl.integrations.gymnasium:Gymnasium",
     }
 )
+
+
+def __getattr__(name: str) -> Any:
+    return member(GAMES, name, __name__)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from maporl.environments.games.plan_path import STEPS, Cell, drawn
-from maporl.environments.games.plans import Plans
+from maporl.methods.games.plans import Plans
 from trl_ext.ppo.options import option
 
 State = tuple[Cell, frozenset[Cell]]
@@ -85,7 +85,7 @@ class Sokoban(Plans):
 
     The outer cells are walls, and each inner cell is one with probability ``walls``. At first no box is on a goal. A
     plan is a list of the moves U, D, L and R, and there are ``rounds`` rounds
-    (:class:`~maporl.environments.games.plans.Plans`). A move that is not possible changes nothing, and the plan goes
+    (:class:`~maporl.methods.games.plans.Plans`). A move that is not possible changes nothing, and the plan goes
     on.
 
     Players see the rows of the room in the usual signs: ``#`` wall, ``@`` player, ``$`` box, ``.`` goal, ``*`` box on a

@@ -8,7 +8,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from maporl.environments.games.plan_path import STEPS, Cell, distances, drawn, step_to
-from maporl.environments.games.plans import Plans
+from maporl.methods.games.plans import Plans
 from trl_ext.ppo.options import option
 
 
@@ -17,7 +17,7 @@ class PathPlans(Plans):
     """A ``size`` x ``size`` grid, in which each cell is blocked with probability ``blocked``. The goal can be reached.
 
     A plan is a list of the moves U, D, L and R, for example ``#### ["R", "R", "D"]``, and the planner's is walked.
-    There are ``rounds`` rounds (:class:`~maporl.environments.games.plans.Plans`). A move into a wall or off the grid
+    There are ``rounds`` rounds (:class:`~maporl.methods.games.plans.Plans`). A move into a wall or off the grid
     leaves the token in its place, and the plan goes on.
 
     Players see the rows of the grid: ``S`` is the token, ``G`` the goal, ``#`` blocked and ``.`` free.

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 from string import ascii_lowercase, digits
 
-from maporl.environments.games.signals import CodeGame
+from maporl.methods.games.signals import CodeGame
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from maporl.environments.games.plans import Plans
+from maporl.methods.games.plans import Plans
 from trl_ext.ppo.options import option
 
 Numbers = tuple[int, ...]
@@ -78,7 +78,7 @@ class Sudoku(Plans):
 
     Every row, column and block holds the numbers 1 to 4. A plan is a list of numbers: of all cells row by row, for
     example ``#### [[1, 2, 3, 4], [3, 4, 1, 2], [2, 1, 4, 3], [4, 3, 2, 1]]``, or of the empty cells in this order.
-    There are ``rounds`` rounds (:class:`~maporl.environments.games.plans.Plans`). Given numbers stay. All others that
+    There are ``rounds`` rounds (:class:`~maporl.methods.games.plans.Plans`). Given numbers stay. All others that
     stand twice in a row, column or block are taken out again. A list of all cells may change what an earlier one wrote.
 
     Players see the rows of the grid, with a dot for an empty cell.
