@@ -29,9 +29,9 @@ from serving import serving
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl.config.schema import TinySection
-from maporl.rewards.verifier.encoding import chat_of
-from maporl.rewards.verifier.model import Verifier
 from maporl.tiny import build_tiny_tokenizer
+from maporl.verifier.encoding import chat_of
+from maporl.verifier.model import Verifier
 
 
 def make_verifier(folder: Path, small: bool) -> str:

@@ -53,8 +53,8 @@ def main() -> None:
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     root = options.keep.resolve()
-    from maporl.rewards.verifier.encoding import chat_of
-    from maporl.rewards.verifier.model import Verifier
+    from maporl.verifier.encoding import chat_of
+    from maporl.verifier.model import Verifier
 
     found: dict[str, dict[str, dict[str, float]]] = {}
     for number, (arm, lore) in enumerate(CLAIM.verifiers.items()):

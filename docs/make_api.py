@@ -76,7 +76,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "rule with numbers. [Your own reward](howto/reward.md) shows how to write one.",
         "RewardSection RewardSource SOURCES RewardFailure Rule RULES share_scores collaboration_bonus "
         "BonusSection PenaltySection BrevitySection VerifierSection JudgeSection ArenaSection "
-        "maporl.rewards.assign_credit maporl.rewards.verifier.model.Verifier maporl.rewards.verifier.encoding.chat_of",
+        "maporl.rewards.assign_credit maporl.verifier.model.Verifier maporl.verifier.encoding.chat_of",
     ),
     (
         "Branch, and compute advantages",

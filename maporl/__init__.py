@@ -27,7 +27,7 @@ _MODULES = {
     "maporl.config.schema": (
         "AblateSection AgentSection ApiSection BonusSection BranchingSection BrevitySection EnvironmentSection "
         "EvaluationSection JudgeSection LoraSection PenaltySection PupilSection RewardSection TinySection ToolSection "
-        "VerifierSection WarmStartSection"
+        "WarmStartSection"
     ),
     "maporl.decoding": "Sampling TeamSampling",
     "maporl.engines.base": "Engine Reply Request",
@@ -57,7 +57,8 @@ _MODULES = {
     "maporl.rewards.rule": "Rule",
     "maporl.rewards.rules": "RULES",
     "maporl.rewards.shaping": "collaboration_bonus share_scores",
-    "maporl.rewards.verifier.served": "ServedReward",
+    "maporl.verifier.section": "VerifierSection",
+    "maporl.verifier.served": "ServedReward",
     "maporl.rollout.player": "Player",
     "maporl.runs.build": "build_player build_trainer",
     "maporl.runs.check": "check",

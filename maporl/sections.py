@@ -1,12 +1,13 @@
-"""What every section of a configuration is made with: its decorator, and the numbers that a key may be. No torch."""
+"""What sections of a configuration are made with, and what several of them have: numbers, a tiny model. No torch."""
 
 from collections.abc import Callable
-from typing import TypeVar, dataclass_transform
+from typing import Annotated, Literal, TypeVar, dataclass_transform
 
-from pydantic import ConfigDict
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from trl_ext.ppo.options import READ
+from trl_ext.models.attention import ATTENTIONS, check_name
+from trl_ext.ppo.options import READ, option
 from trl_ext.ppo.options import AboveZero as AboveZero
 from trl_ext.ppo.options import Finite as Finite
 from trl_ext.ppo.options import Natural as Natural
@@ -27,3 +28,38 @@ def section(*, frozen: bool = True, kw_only: bool = False) -> Callable[[type[T]]
     """Return a decorator that makes a section of a configuration: a dataclass whose values are checked, also if it is
     made in Python, and which has no keys but its own. :func:`trl_ext.ppo.options.option` declares its keys."""
     return dataclass(frozen=frozen, kw_only=kw_only, config=STRICT)  # type: ignore[return-value]  # it returns the class, as a protocol
+
+
+Attention = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": list(ATTENTIONS)})]
+
+
+@section()
+class TinySection:
+    """A small character-level model that is built without any download, for experiments.
+
+    Raises:
+        ValueError: a character stands twice in the alphabet, or the heads do not divide the hidden size.
+    """
+
+    architecture: Literal["llama", "gpt_neox", "qwen3"] = option("llama", "Architecture: llama, gpt_neox or qwen3.")
+    alphabet: str = option(
+        "0123456789+*= :;?ab",
+        "The characters that the model can read and write. Their order decides their ids.",
+    )
+    hidden_size: Positive = option(128, "Width of the model.")
+    layers: Positive = option(3, "Number of layers.")
+    heads: Positive = option(4, "Number of attention heads.")
+    context: Positive = option(128, "Longest text in tokens.")
+
+    def __post_init__(self):
+        if len(set(self.alphabet)) != len(self.alphabet):
+            raise ValueError(f"alphabet: expected every character once, got {self.alphabet!r:.200}")
+        if self.hidden_size % self.heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by heads={self.heads}; change one of them"
+            )
+        if self.architecture != "gpt_neox" and self.hidden_size // self.heads % 2:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} with heads={self.heads}: {self.architecture} needs an even share of "
+                "the width for each head; change one of them"
+            )

@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from maporl.grading import LONGEST_LABEL, LONGEST_TEXT
-from maporl.rewards.verifier.encoding import TooLong, encode
-from maporl.rewards.verifier.model import Verifier
 from maporl.tasks.base import Task
 from maporl.types import Example, Message
+from maporl.verifier.encoding import TooLong, encode
+from maporl.verifier.model import Verifier
 from reward_server.schemas import ItemError, ModelInfo
 from trl_ext.chat.encoding import ChatError
 

@@ -7,7 +7,7 @@ import uvicorn
 
 from maporl.config.command_line import PrintableFormatter
 from maporl.guard.connections import guarded_server
-from maporl.rewards.verifier.model import Verifier, VerifierError, chance_of
+from maporl.verifier.model import Verifier, VerifierError, chance_of
 from reward_server.app import create_app, limits_of
 from reward_server.options import ServerError, ServerOptions
 from reward_server.scorers import LabelScorer, Scorer, VerifierScorer

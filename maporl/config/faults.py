@@ -178,7 +178,7 @@ def _keys(kind: type, location: Sequence[Any]) -> tuple[list[Any], type]:
 
     Where a value may be one of several sections, pydantic adds the tag of the one that it read, such as ``sft``.
     """
-    keys, inside = [], [kind]
+    keys, inside = [], _dataclasses_in(kind)
     for part in location:
         hints = {f.name: f.type for one in inside for f in dataclasses.fields(one)}
         if part not in hints and (tagged := [one for one in inside if part in _tags(one)]):
@@ -186,7 +186,7 @@ def _keys(kind: type, location: Sequence[Any]) -> tuple[list[Any], type]:
             continue
         keys.append(part)
         inside = _dataclasses_in(hints.get(part)) or inside
-    return keys, inside[0]
+    return keys, inside[0] if inside else kind
 
 
 def _tags(kind: type) -> set[Any]:

@@ -9,10 +9,10 @@ from typing import Literal
 from maporl.errors import RunError
 from maporl.loops.builder import Builder, in_order, said, worth
 from maporl.loops.rows import Comparison, Pair, Row
-from maporl.rewards.verifier.encoding import joint_text
 from maporl.rounding import exceeds
 from maporl.sections import Finite, Positive, section
 from maporl.types import Dialogue
+from maporl.verifier.encoding import joint_text
 from trl_ext.ppo.options import option
 
 

@@ -23,8 +23,8 @@ from maporl.loops.plan import Stage, stages_of
 from maporl.loops.recorded import round_of_record
 from maporl.loops.run_stage import StageRun, save_team, team_with
 from maporl.loops.shards import dialogues_of
+from maporl.rewards.identity import recall_verifiers, record_verifiers
 from maporl.rewards.likelihood import asks_untrained
-from maporl.rewards.verifier.identity import recall_verifiers, record_verifiers
 from maporl.rollout.branching import play_branched
 from maporl.rollout.evaluations import CHUNK
 from maporl.rollout.player import Player

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import set_seed
 
 from maporl.config import Config
-from maporl.config.schema import RewardSection, VerifierSection, WarmStartSection
+from maporl.config.schema import RewardSection, WarmStartSection
 from maporl.errors import ConfigError, RunError
 from maporl.loops.flattened import encoded
 from maporl.loops.plan import Stage
@@ -34,12 +34,13 @@ from maporl.loops.turn_critic import FOLDER as TURN_CRITIC
 from maporl.loops.turn_critic import read_by_critic, sample_candidates, train_turn_critic, turn_advantages
 from maporl.loops.verifiers import FOLDER as VERIFIER
 from maporl.loops.verifiers import train_verifier, verifier_of
-from maporl.rewards.verifier.source import forget_verifiers
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer, find_device, load_checkpoint_weights, ready_to_play
 from maporl.storage.run_folder import FINAL, INITIAL, RunFolder
 from maporl.team.agents import Policy
 from maporl.team.team import Team
+from maporl.verifier.section import VerifierSection
+from maporl.verifier.source import forget_verifiers
 from trl_ext.files.paths import below
 
 OTHERS = "others"

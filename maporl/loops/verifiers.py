@@ -7,16 +7,17 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from maporl.config.schema import Config, VerifierSection
+from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.from_trl import RewardConfig, RewardTrainer
 from maporl.loops.rows import Comparison
 from maporl.loops.section import RewardStage
 from maporl.loops.stages import optimizer_of, run_quietly, trainer_options
-from maporl.rewards.verifier.encoding import chat_of, encode
-from maporl.rewards.verifier.model import Verifier
-from maporl.rewards.verifier.source import first_verifier
 from maporl.tasks.base import Task
+from maporl.verifier.encoding import chat_of, encode
+from maporl.verifier.model import Verifier
+from maporl.verifier.section import VerifierSection
+from maporl.verifier.source import first_verifier
 
 FOLDER = "others/verifier"
 """Where a stage's folder keeps the verifier, as checkpoints do."""

@@ -36,15 +36,6 @@ class Voices(Protocol):
         """Return how unlikely utterances are to the weights before training (:data:`maporl.rewards.likelihood.Nll`)."""
 
 
-def _verifier(section: RewardSection, voices: Voices | None) -> RewardSource:
-    """Return the score of a trained verifier, here or behind a server (``reward.verifier``)."""
-    from maporl.rewards.verifier.source import load_verifier  # needs torch
-
-    if section.verifier is None:
-        raise ConfigError("reward.verifier: the source 'verifier' needs it; give it a model, or use the source 'label'")
-    return load_verifier(section.verifier)
-
-
 def _function(function: Scoring, answers_only: bool = False, compares: bool = False) -> "Builder":
     """Return the builder of a source that is a function, with the function's docstring."""
 
@@ -94,7 +85,7 @@ SOURCES = Parts(
         "repeats": "maporl.methods.r_zero:build",
         "verifiers": "maporl.integrations.verifiers_rewards:build",
         "brevity": _brevity,
-        "verifier": _verifier,
+        "verifier": "maporl.verifier.source:build",
         "judge": _judge,
         "arena": "maporl.methods.arenarl:build",
         "nll": _likelihood,

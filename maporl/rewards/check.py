@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from maporl.config.imports import extension
 from maporl.config.parse import entry_name
 from maporl.config.schema import AblateSection, RewardSection
 from maporl.errors import Fault
@@ -48,7 +49,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     yield from _scoring_agents(run, used)
     if "arena" in reward.sources and run.config.branching.most < 2 and run.config.branching.how == "independent":
         yield Fault("reward.sources", "arena compares a question's dialogues", "set branching.group to 2 or more")
-    yield from _verifier(run, used)
+    if "verifier" in used or reward.verifier is not None:
+        yield from extension("maporl.verifier.check:check", "reward.verifier")(run)
     most = run.config.ppo.response_length
     longest = {name: run.sampling.longest(name, most) for name in run.learners}
     yield from lengths(reward, longest, never_ends(run.config.ppo))
@@ -133,26 +135,3 @@ def _scoring_agents(run: ResolvedRun, used: set[str]) -> Iterator[Fault]:
                 f"{section.agent!r} must be one of {list(run.agents)} that does not play",
                 "add it under agents: and list the others in protocol.agents",
             )
-
-
-def _verifier(run: ResolvedRun, used: set[str]) -> Iterator[Fault]:
-    """Yield what the verifier lacks where it scores or gives feedback."""
-    verifier = run.config.reward.verifier
-    if verifier is None:
-        if "verifier" in used:
-            yield Fault(
-                "reward.verifier",
-                "a verifier scores or gives feedback here, so its model is needed",
-                "for example reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server",
-            )
-        return
-    if "verifier" in used and verifier.tiny is not None and not verifier.learn_every:
-        yield Fault(
-            "reward.verifier.tiny",
-            "a random verifier knows nothing, so it must learn before it scores",
-            "set reward.verifier.learn_every",
-        )
-    strangers = [name for name in verifier.authors if name not in run.agents]
-    if strangers:
-        what = f"the team has no agent {strangers[0]!r}"
-        yield Fault("reward.verifier.authors", what, f"expected some of {list(run.agents)}")

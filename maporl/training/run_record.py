@@ -24,9 +24,9 @@ from maporl.config.safe_yaml import dump_yaml, parse_yaml
 from maporl.credentials import without_secrets
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
+from maporl.rewards.identity import record_verifiers
 from maporl.rewards.origins import origins
 from maporl.rewards.scoring import Scorer
-from maporl.rewards.verifier.identity import record_verifiers
 from maporl.rollout.player import evaluate_everywhere
 from maporl.storage.run_folder import (
     EVALUATED,

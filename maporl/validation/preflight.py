@@ -353,9 +353,7 @@ def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool, has_traine
     check_reward_functions(run)
     yield from model_checks.check_alphabets(run)
     if verifier is not None:
-        from maporl.rewards.verifier import lengths  # with what loads verifiers
-
-        yield from lengths.check(run)
+        yield from extension("maporl.verifier.check:lengths", "reward.verifier")(run)
     for task in run.task.parts.values() if isinstance(run.task, Mixture) else [run.task]:
         yield from refused(partial(run.protocol.check_example, task[0]))
     yield from tools.faults()

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from maporl.config.schema import TOKEN_VARIABLE, Config
+from maporl.config.imports import extension
+from maporl.config.schema import Config
 from maporl.engines.openai import endpoint_of
 from maporl.errors import Fault, refused
 from maporl.http_client import HttpClient, HttpFailure
-from maporl.rewards.verifier.client import server_urls
-from maporl.rewards.verifier.lengths import of_served
 from maporl.run import ResolvedRun
 from trl_ext.process.waits import Threads, result
 
@@ -25,7 +24,7 @@ REFUSED = (401, 403)
 
 
 @dataclass(frozen=True)
-class _Server:
+class Server:
     """A server that a run names.
 
     Args:
@@ -47,6 +46,7 @@ class _Server:
     reads: Callable[[Any], Fault | None] = lambda told: None
 
     def client(self) -> HttpClient:
+        """Return what asks the server."""
         return HttpClient(self.url, SECONDS, os.environ.get(self.variable, ""), self.variable)
 
 
@@ -58,40 +58,28 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         yield from lacking
         if not lacking:
             with_key.append(name)
-    servers = [*_of_agents(run.config, with_key), *_of_verifier(run)]
+    servers = [*_of_agents(run.config, with_key)]
+    if run.config.reward.verifier is not None:
+        servers += extension("maporl.verifier.check:servers", "reward.verifier")(run)
     with Threads(len(servers), "asks a server") as threads:
         asked = [threads.submit(_fault, server) for server in servers]
         yield from (fault for fault in map(result, asked) if fault is not None)
 
 
-def _of_agents(config: Config, names: Collection[str]) -> Iterator[_Server]:
+def _of_agents(config: Config, names: Collection[str]) -> Iterator[Server]:
     """Yield the servers of these agents: endpoints, and vLLM that samples with their weights."""
     for name in names:
         agent = config.agents[name]
         if agent.api is not None:
             url, remedy = endpoint_of(name, agent.api), "look at its address and whether it runs"
-            yield _Server(f"agents.{name}.api", url, agent.api.key_variable, "/models", remedy)
+            yield Server(f"agents.{name}.api", url, agent.api.key_variable, "/models", remedy)
         if agent.vllm is not None:
             for url in agent.vllm.urls:
                 start = f"start it: vllm serve {agent.model} --enable-lora"
-                yield _Server(f"agents.{name}.vllm.urls", url, agent.vllm.key_variable, "/v1/models", start)
+                yield Server(f"agents.{name}.vllm.urls", url, agent.vllm.key_variable, "/v1/models", start)
 
 
-def _of_verifier(run: ResolvedRun) -> Iterator[_Server]:
-    """Yield the servers of the verifier. A run may go on without them, if it shall."""
-    verifier = run.config.reward.verifier
-    if verifier is None:
-        return
-    own = verifier.api == "maporl"
-    start = f"start it: {'maporl serve --model' if own else 'vllm serve'} {verifier.model or 'FOLDER'}"
-    stops = verifier.on_failure == "stop"
-    for url in server_urls(verifier):
-        path = "/v1/model" if own else "/health"
-        reads = partial(of_served, run)
-        yield _Server("reward.verifier", url, TOKEN_VARIABLE, path, start, "error" if stops else "warning", reads)
-
-
-def _fault(server: _Server) -> Fault | None:
+def _fault(server: Server) -> Fault | None:
     """Return what is wrong with a server, or None. One that answers anything but a refusal of the key will do."""
     try:
         client = server.client()

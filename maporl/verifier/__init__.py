@@ -1,4 +1,6 @@
-"""Making a verifier, a model that scores answers: sampling answers, balancing them, training.
+"""Verifiers, models that score answers: making one, and asking one for scores, here or behind a server.
 
-What a trained verifier is, and how a run or a server asks it for scores, is in :mod:`maporl.rewards.verifier`.
+:mod:`maporl.verifier.command` makes one: it samples answers, balances them and trains. :mod:`maporl.verifier.source` is
+the reward source of a run, :mod:`maporl.verifier.client` asks servers, and :mod:`maporl.verifier.section` has the
+options (``reward.verifier``).
 """

@@ -6,8 +6,8 @@ from typing import Any
 from huggingface_hub import ModelCard
 from rich.table import Table
 
-from maporl.rewards.verifier.model import chance_of
 from maporl.text import markdown_table
+from maporl.verifier.model import chance_of
 from trl_ext.trainer.model_card import card_text
 
 _BODY = """
@@ -22,7 +22,7 @@ Temperature, fitted on half of the held-out questions: {temperature:.3f}. `verif
 question and by answer length, and as `bins` the calibration: answers, mean score and share right.
 
 ```python
-from maporl.rewards.verifier.model import Verifier
+from maporl.verifier.model import Verifier
 
 verifier = Verifier.load("{name}")
 verifier.score([[{{"role": "user", "content": question}}, {{"role": "assistant", "content": answer}}]])

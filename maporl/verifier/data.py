@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from maporl.errors import UserError
-from maporl.rewards.verifier.encoding import chat_of
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import read_rows
 from maporl.types import Message
+from maporl.verifier.encoding import chat_of
 from trl_ext.files.atomic import replace_file
 
 MANIFEST = "manifest.json"

@@ -32,13 +32,12 @@ from transformers import (
 
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
-from maporl.rewards.verifier.encoding import answer_start, encode
-from maporl.rewards.verifier.model import RECORD, VerifierError, chance_of, last_outputs, token_outputs
 from maporl.storage.run_folder import must_be_empty
 from maporl.team.loading import read_chat_template
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.verifier.card import write_card
 from maporl.verifier.data import DataError, Sample, read_samples, sha256
+from maporl.verifier.encoding import answer_start, encode
 from maporl.verifier.measures import (
     by_length,
     by_question,
@@ -46,6 +45,7 @@ from maporl.verifier.measures import (
     reached_by_chance,
     summary,
 )
+from maporl.verifier.model import RECORD, VerifierError, chance_of, last_outputs, token_outputs
 from maporl.verifier.options import TrainOptions
 from trl_ext.chat.encoding import ChatError, Tokenizer, check_tokenizer, context_of
 from trl_ext.files.atomic import new_folder

@@ -324,7 +324,7 @@ for name in {light!r}:
         print(f"{{name}} imports {{', '.join(brought)}}")
 import maporl
 for table in (maporl.rewards.rules.RULES, maporl.rewards.build.SOURCES, maporl.loops.plan.BUILDERS):
-    assert all(callable(part) for part in table.values())
+    assert all(callable(table[name]) for name in table if name != "verifier")  # a model, which needs torch
 assert {{"maporl.methods.ssl", "maporl.methods.oni"}} <= set(sys.modules) and not {HEAVY!r} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

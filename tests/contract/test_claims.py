@@ -13,11 +13,11 @@ from folders import ROOT
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl.config.schema import TinySection
-from maporl.rewards.verifier.encoding import chat_of
-from maporl.rewards.verifier.model import Verifier
 from maporl.studies.sharing.study import Measured, compared
 from maporl.tiny import build_tiny_tokenizer
 from maporl.validation.load import load
+from maporl.verifier.encoding import chat_of
+from maporl.verifier.model import Verifier
 
 sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package
 import claims

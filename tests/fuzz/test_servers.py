@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 
 from maporl import http_client
-from maporl.config.schema import ApiSection, VerifierSection
+from maporl.config.schema import ApiSection
 from maporl.engines.base import Request
 from maporl.engines.openai import ApiFailure, OpenAIEngine, is_whole, reader
 from maporl.engines.transcript import Transcript
@@ -24,10 +24,11 @@ from maporl.hosts import proxy_of
 from maporl.http_client import LONGEST_PAUSE, MOST_BYTES, HttpClient, HttpFailure, seconds_of, shown_url
 from maporl.integrations.vllm.section import VLLMSection
 from maporl.integrations.vllm.server import RemoteServer, VLLMFailure
-from maporl.rewards.verifier.client import VerifierClient, VerifierFailure
-from maporl.rewards.verifier.encoding import chat_of
 from maporl.storage.disk_cache import DiskCache
 from maporl.types import Ask, Example, Stop
+from maporl.verifier.client import VerifierClient, VerifierFailure
+from maporl.verifier.encoding import chat_of
+from maporl.verifier.section import VerifierSection
 from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.request import Draw, TokenRequest
 

@@ -15,9 +15,9 @@ from maporl.errors import ConfigError
 from maporl.methods.prover_verifier import faithful
 from maporl.protocols import build_protocol
 from maporl.rewards.rules import build_rules
-from maporl.rewards.verifier import cotraining
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
+from maporl.verifier import cotraining
 
 TASK = Arithmetic(largest=9)
 EXAMPLE = Example("1+3=", "1+3=", "4")

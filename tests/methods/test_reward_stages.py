@@ -19,13 +19,13 @@ from maporl.loops.section import PPOStage, RewardStage, SFTStage
 from maporl.loops.shards import dialogues_of
 from maporl.loops.verifiers import train_verifier, verifier_of
 from maporl.rewards.base import FunctionSource
-from maporl.rewards.verifier.cotraining import pair_loss
-from maporl.rewards.verifier.encoding import chat_of, joint_text
-from maporl.rewards.verifier.model import last_outputs
-from maporl.rewards.verifier.source import dialogue_source
 from maporl.types import Dialogue, Example, Utterance, from_json
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
+from maporl.verifier.cotraining import pair_loss
+from maporl.verifier.encoding import chat_of, joint_text
+from maporl.verifier.model import last_outputs
+from maporl.verifier.source import dialogue_source
 
 TASK = Arithmetic(largest=3)
 

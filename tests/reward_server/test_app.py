@@ -26,8 +26,8 @@ from served_verifiers import (
 
 from maporl import Arithmetic
 from maporl.cli.main import app as cli
-from maporl.rewards.verifier.encoding import CHARACTERS_PER_TOKEN, chat_of
-from maporl.rewards.verifier.model import Verifier
+from maporl.verifier.encoding import CHARACTERS_PER_TOKEN, chat_of
+from maporl.verifier.model import Verifier
 from reward_server import app as serving_app
 from reward_server.options import ServerError, ServerOptions, read_token
 from reward_server.schemas import MOST_CHATS, ItemError

@@ -11,14 +11,15 @@ import torch
 from fake_verifiers import CHATS, TRUTHS, Fake, client, ready, serve, wait_for
 from tiny_run import config_of, start
 
-from maporl.config.schema import TinySection, VerifierSection
+from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
-from maporl.rewards.verifier.identity import Identity, VerifierChanged, recall_verifiers, record_verifiers
-from maporl.rewards.verifier.model import Verifier
-from maporl.rewards.verifier.source import ServedVerifier, forget_verifiers, load_verifier
+from maporl.rewards.identity import Identity, VerifierChanged, recall_verifiers, record_verifiers
 from maporl.runs import train as run
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.validation.load import from_dict
+from maporl.verifier.model import Verifier
+from maporl.verifier.section import VerifierSection
+from maporl.verifier.source import ServedVerifier, forget_verifiers, load_verifier
 
 A, B = "a" * 64, "b" * 64
 

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx2
 import processes
 
-from maporl.config.schema import VerifierSection
-from maporl.rewards.verifier.client import VerifierClient, server_urls
-from maporl.rewards.verifier.encoding import chat_of
+from maporl.verifier.client import VerifierClient, server_urls
+from maporl.verifier.encoding import chat_of
+from maporl.verifier.section import VerifierSection
 
 CHATS, TRUTHS = [chat_of(f"{n}", f"Answer: {n}") for n in range(10)], [str(n) for n in range(10)]
 

@@ -18,10 +18,10 @@ from scripted_training import recipe_values, scripted_trainer
 from simulated_processes import Processes
 
 from maporl.engines.base import Request
-from maporl.rewards.verifier.source import LearningVerifier
 from maporl.training.samples import TeamUpdateBatch, names_of
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.types import Dialogue, Utterance
+from maporl.verifier.source import LearningVerifier
 
 QUESTIONS = 4
 Place = tuple[int, int, str, int, int]

@@ -1,7 +1,8 @@
 """A verifier that learns beside the team."""
 
-from maporl.config.schema import RewardSection, TinySection, VerifierSection
+from maporl.config.schema import RewardSection, TinySection
 from maporl.rewards.build import build_sources
+from maporl.verifier.section import VerifierSection
 
 TINY = TinySection(alphabet="0123456789+=", hidden_size=32, layers=1, heads=2)
 

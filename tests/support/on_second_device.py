@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl.config.recipes import recipe_files
 from maporl.playground.tiny_versions import tiny_version
-from maporl.rewards.verifier.model import Verifier
 from maporl.runs import doctor
 from maporl.runs.build import build_trainer
 from maporl.runs.train import train
@@ -27,6 +26,7 @@ from maporl.training.run_record import trace_tokens
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
+from maporl.verifier.model import Verifier
 from trl_ext.learning.checkpoint import random_state, set_random_state
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.learner import Learner

@@ -263,7 +263,7 @@ RAY, PLACES, GROUP, VLLM = (
     "tests/integrations/ray/test_groups.py",
     "tests/integrations/test_vllm_sampler.py",
 )
-SERVERS, CLIENT = "tests/fuzz/test_servers.py", "tests/rewards/test_client.py"
+SERVERS, CLIENT = "tests/fuzz/test_servers.py", "tests/verifier/test_client.py"
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "output_dir": ("All runs here have one folder.", "tests/training/test_trainer.py::test_a_run_leaves_metrics_dialogues_and_folders_that_load"),
     "pythonpath": ("It is a folder of modules.", "tests/config/test_imports.py::test_every_part_of_a_configuration_may_be_the_users_own"),

@@ -17,16 +17,17 @@ from fake_vllm_server import FakeVLLM, team_of
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection
-from maporl.config.schema import TinySection, VerifierSection
+from maporl.config.schema import TinySection
 from maporl.engines.text import TextEngine
 from maporl.integrations.vllm.checks import PROBE
 from maporl.integrations.vllm.engine import VLLMEngine
 from maporl.integrations.vllm.section import VLLMSection
 from maporl.integrations.vllm.server import VLLMFailure
-from maporl.rewards.verifier.cotraining import CoTraining
-from maporl.rewards.verifier.model import Verifier
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Grade, Utterance
+from maporl.verifier.cotraining import CoTraining
+from maporl.verifier.model import Verifier
+from maporl.verifier.section import VerifierSection
 from trl_ext.learning import invariants
 from trl_ext.ppo import maths
 from trl_ext.process import distributed

@@ -15,12 +15,11 @@ from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Team
 from maporl.cli.main import app
-from maporl.config.schema import RewardSection, VerifierSection
+from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.build import build_sources
 from maporl.rewards.scoring import fill_in
-from maporl.rewards.verifier.source import checked
 from maporl.runs import train as run
 from maporl.storage.run_folder import RunExists
 from maporl.training.sft import best_debates, solutions, train_supervised
@@ -28,6 +27,8 @@ from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Example, Grade, Utterance, to_record
 from maporl.validation.load import from_dict
 from maporl.verifier.options import TrainOptions
+from maporl.verifier.section import VerifierSection
+from maporl.verifier.source import checked
 from maporl.verifier.train import train_verifier
 from trl_ext.files.lock import FolderInUse, RunLock
 from trl_ext.learning.policy import Policy

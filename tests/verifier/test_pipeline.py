@@ -20,11 +20,8 @@ from typer.testing import CliRunner
 from maporl import Agent, Arithmetic, Team
 from maporl.cli.common import load_config
 from maporl.cli.main import app
-from maporl.config.schema import TinySection, VerifierSection
+from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
-from maporl.rewards.verifier.encoding import answer_start, chat_of, encode
-from maporl.rewards.verifier.model import Verifier, VerifierError, chance_of
-from maporl.rewards.verifier.source import load_verifier
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import Task
 from maporl.types import Example, Grade
@@ -32,11 +29,15 @@ from maporl.validation.load import from_dict
 from maporl.verifier import balance as balancing
 from maporl.verifier import measures
 from maporl.verifier.data import DataError, Sample, read_folder, read_samples
+from maporl.verifier.encoding import answer_start, chat_of, encode
 from maporl.verifier.filters import fault
 from maporl.verifier.generate import Shard, generate_samples
 from maporl.verifier.leak import balance_table, measure
+from maporl.verifier.model import Verifier, VerifierError, chance_of
 from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOptions
 from maporl.verifier.sampling import Speaker, label
+from maporl.verifier.section import VerifierSection
+from maporl.verifier.source import load_verifier
 from maporl.verifier.train import answer_loss, train_verifier
 from trl_ext.chat.encoding import FALLBACK_TEMPLATE
 from trl_ext.sampling.options import Sampling

@@ -33,7 +33,6 @@ from maporl.integrations.ray.verifier_pool import VerifierPool
 from maporl.integrations.vllm.section import VLLMSection
 from maporl.protocols import policy_names
 from maporl.rewards.base import RewardSource
-from maporl.rewards.verifier.source import ServedVerifier
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import OpponentPool
@@ -45,6 +44,7 @@ from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.home import OWN_WEIGHTS, TeamHome
 from maporl.training.parts import RunParts
 from maporl.training.run_record import RunRecord
+from maporl.verifier.source import ServedVerifier
 from trl_ext.files import stacks
 from trl_ext.learning.critics import CRITICS
 from trl_ext.ppo.losses import OBJECTIVES

@@ -1,7 +1,7 @@
 """The processes that score with the verifier of a run: what each does, and all of them as the driver sees them.
 
 A process that dies or hangs is replaced, and what it was asked is asked again. The reward source asks this pool as it
-asks servers (:class:`maporl.rewards.verifier.client.VerifierClient`), with the same ``retries`` and ``on_failure``.
+asks servers (:class:`maporl.verifier.client.VerifierClient`), with the same ``retries`` and ``on_failure``.
 """
 
 import logging
@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError
 from maporl.integrations.ray.member import GroupSpec, Member, MemberDied, write_stacks
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.verifier.client import Counted, Outcome, each_once
-from maporl.rewards.verifier.encoding import TooLong, encode
-from maporl.rewards.verifier.identity import Identity
-from maporl.rewards.verifier.model import Verifier, VerifierError
+from maporl.rewards.identity import Identity
 from maporl.types import Message
+from maporl.verifier.client import Counted, Outcome, each_once
+from maporl.verifier.encoding import TooLong, encode
+from maporl.verifier.model import Verifier, VerifierError
+from maporl.verifier.section import VerifierSection
 from trl_ext.process.waits import result
 
 # -- one of the processes, which knows nothing of the driver -----------------------------------------------------------

@@ -15,17 +15,18 @@ from fake_groups import (
 )
 
 from maporl import Arithmetic
-from maporl.config.schema import TinySection, VerifierSection
+from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
 from maporl.integrations.ray.member import GroupSpec
 from maporl.integrations.ray.ray_backend import RayBackend
 from maporl.integrations.ray.verifier_pool import VerifierPool, VerifierProcess
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.verifier.model import Verifier
-from maporl.rewards.verifier.source import ServedVerifier, load_verifier
 from maporl.run import ResolvedRun
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Utterance
+from maporl.verifier.model import Verifier
+from maporl.verifier.section import VerifierSection
+from maporl.verifier.source import ServedVerifier, load_verifier
 
 CHATS = [
     [{"role": "user", "content": f"{n}+{n}=?"}, {"role": "assistant", "content": str(n) * (1 + n % 5)}]

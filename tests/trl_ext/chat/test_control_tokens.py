@@ -14,14 +14,14 @@ from maporl.engines.text import reply_of, token_request
 from maporl.engines.transcript import Transcript, conversations
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
-from maporl.rewards.verifier.encoding import answer_start, chat_of
-from maporl.rewards.verifier.encoding import encode as encode_for_verifier
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.sentence_encoder import SentenceEncoder
 from maporl.team.agents import Voice
 from maporl.training.samples import _critic_prompt
 from maporl.types import Dialogue, Example, Utterance
+from maporl.verifier.encoding import answer_start, chat_of
+from maporl.verifier.encoding import encode as encode_for_verifier
 from trl_ext.chat.control_tokens import ControlTokenError, control_tokens, encode_words
 from trl_ext.chat.encoding import encode_continuation, encode_prompt
 from trl_ext.ppo.options import GREEDY

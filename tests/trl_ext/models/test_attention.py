@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClas
 from tree_rows import OPTIONS, answers, filled, gradient_of
 
 from maporl.errors import ConfigError, refuse
-from maporl.rewards.verifier.model import Verifier
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
 from maporl.team import memory, model_checks
@@ -24,6 +23,7 @@ from maporl.team.loading import base_owners
 from maporl.team.team import Team
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
+from maporl.verifier.model import Verifier
 from trl_ext.models import attention
 from trl_ext.models.forward import base_of, tree_limits
 from trl_ext.models.weights import WeightsError, read_model

@@ -22,9 +22,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError, UserError
-from maporl.rewards.verifier.model import Verifier, VerifierError
 from maporl.schedules import OpponentPool
 from maporl.tasks.base import TaskError
 from maporl.tasks.sentence_encoder import SentenceEncoder
@@ -34,6 +32,8 @@ from maporl.team.memory import shape_of
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
 from maporl.validation.load import from_dict
+from maporl.verifier.model import Verifier, VerifierError
+from maporl.verifier.section import VerifierSection
 from trl_ext.files.manifest import CheckpointError
 from trl_ext.learning.critics import ValueHead, load_head
 from trl_ext.learning.policy import Policy, load_weights
@@ -544,7 +544,7 @@ def test_code_that_comes_with_a_model_is_neither_run_nor_asked_about(with_code, 
 
 
 def verifier_client(folder):
-    from maporl.rewards.verifier.client import VLLM
+    from maporl.verifier.client import VLLM
 
     VLLM(VerifierSection(model=folder, urls=("http://127.0.0.1:1",), api="vllm"))
 

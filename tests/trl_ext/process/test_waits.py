@@ -23,7 +23,7 @@ from folders import ROOT
 from tiny_run import config_of, end_of
 
 from maporl.config.parse import to_yaml
-from maporl.config.schema import ApiSection, EnvironmentSection, VerifierSection
+from maporl.config.schema import ApiSection, EnvironmentSection
 from maporl.engines.openai import client_of
 from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.workers import Job, Workers
@@ -37,12 +37,13 @@ from maporl.integrations.ray.section import FailuresSection
 from maporl.integrations.ray.verifier_pool import VerifierPool
 from maporl.integrations.vllm.section import VLLMSection
 from maporl.integrations.vllm.server import RemoteServer
-from maporl.rewards.verifier.client import VerifierClient
 from maporl.rollout.interleaving import Interleaving
 from maporl.runs import train as run
 from maporl.sandbox.pool import SandboxPool
 from maporl.storage.disk_cache import DiskCache
 from maporl.training.ahead import Ahead
+from maporl.verifier.client import VerifierClient
+from maporl.verifier.section import VerifierSection
 from trl_ext.files.checkpoints import list_checkpoints
 from trl_ext.process.interruptions import Interruptions
 from trl_ext.process.servant import receive

@@ -23,17 +23,18 @@ from scripted_training import played
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl import Agent, Arithmetic, Team
-from maporl.config.schema import VerifierSection, WarmStartSection
+from maporl.config.schema import WarmStartSection
 from maporl.playground.warm_start import warm_start
 from maporl.protocols import build_protocol
-from maporl.rewards.verifier.cotraining import CoTraining
-from maporl.rewards.verifier.model import Verifier
 from maporl.runs.build import build_player, build_trainer
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.training.sft import solutions, train_supervised
 from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
+from maporl.verifier.cotraining import CoTraining
+from maporl.verifier.model import Verifier
+from maporl.verifier.section import VerifierSection
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learning.checkpoint import Learners, load_checkpoint, load_learner, write_checkpoint
 from trl_ext.learning.learner import Learner, check_mixed_precision

@@ -9,9 +9,9 @@ from served_verifiers import free_port, serving, verifier_folder  # noqa: F401  
 from maporl import Arithmetic, ServedReward
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.verifier.client import VerifierFailure
-from maporl.rewards.verifier.encoding import chat_of
-from maporl.rewards.verifier.model import Verifier
+from maporl.verifier.client import VerifierFailure
+from maporl.verifier.encoding import chat_of
+from maporl.verifier.model import Verifier
 from reward_server.scorers import LabelScorer
 from reward_server.serve import verifier_scorers
 from trl_ext import PPOv2Trainer

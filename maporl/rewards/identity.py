@@ -44,7 +44,7 @@ class Identity:
         """Take note of the verifier behind some scores.
 
         Args:
-            sha256: its digest (:meth:`maporl.rewards.verifier.model.Verifier.digest`), or None if it does not say. That
+            sha256: its digest (:meth:`maporl.verifier.model.Verifier.digest`), or None if it does not say. That
                 is accepted only before any has said it.
             name: what it is called.
             where: who has it, for messages.

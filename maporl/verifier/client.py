@@ -18,14 +18,15 @@ from typing import Any
 
 import tenacity
 
-from maporl.config.schema import TOKEN_VARIABLE, VerifierSection
+from maporl.config.schema import TOKEN_VARIABLE
 from maporl.errors import ConfigError
 from maporl.http_client import HttpClient, HttpFailure, persistent, shown_url
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.verifier.encoding import encode
-from maporl.rewards.verifier.identity import Identity
-from maporl.rewards.verifier.model import read_record, temperature_of
+from maporl.rewards.identity import Identity
 from maporl.types import Message
+from maporl.verifier.encoding import encode
+from maporl.verifier.model import read_record, temperature_of
+from maporl.verifier.section import VerifierSection
 from trl_ext.process.waits import Threads, result
 
 logger = logging.getLogger(__name__)

@@ -12,15 +12,16 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 from tiny_run import assert_same_end, end_of
 
 from maporl import Arithmetic
-from maporl.config.schema import RewardSection, VerifierSection
+from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.build import build_sources
 from maporl.rewards.rules import build_rules
-from maporl.rewards.verifier.cotraining import pair_loss
-from maporl.rewards.verifier.model import last_outputs
 from maporl.runs.train import train
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
+from maporl.verifier.cotraining import pair_loss
+from maporl.verifier.model import last_outputs
+from maporl.verifier.section import VerifierSection
 
 TASK = Arithmetic(largest=9)
 

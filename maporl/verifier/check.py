@@ -1,17 +1,20 @@
-"""Whether the verifier of a run can read the chats that it will be asked to score, before a model loads."""
+"""What is wrong with the verifier of a run, before a model loads: its options, its servers, and what it can read."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from maporl.config.schema import VerifierSection
+from maporl.config.schema import TOKEN_VARIABLE
 from maporl.errors import Fault
-from maporl.rewards.verifier.client import server_urls
-from maporl.rewards.verifier.encoding import chat_of, encode
-from maporl.rewards.verifier.model import VerifierError, read_record
 from maporl.run import ResolvedRun
 from maporl.tiny import build_tiny_tokenizer
+from maporl.validation.servers import Server
+from maporl.verifier.client import server_urls
+from maporl.verifier.encoding import chat_of, encode
+from maporl.verifier.model import VerifierError, read_record
+from maporl.verifier.section import VerifierSection
 from trl_ext.chat.encoding import ChatError, Tokenizer, check_tokenizer, context_of
 from trl_ext.models.weights import WeightsError, read_pretrained
 
@@ -20,9 +23,32 @@ LOOKED_AT = 16
 
 
 def check(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield what the verifier lacks where it scores or gives feedback."""
+    verifier, used = run.config.reward.verifier, {*run.config.reward.asked, *run.protocol.between_turns()}
+    if verifier is None:
+        if "verifier" in used:
+            yield Fault(
+                "reward.verifier",
+                "a verifier scores or gives feedback here, so its model is needed",
+                "for example reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server",
+            )
+        return
+    if "verifier" in used and verifier.tiny is not None and not verifier.learn_every:
+        yield Fault(
+            "reward.verifier.tiny",
+            "a random verifier knows nothing, so it must learn before it scores",
+            "set reward.verifier.learn_every",
+        )
+    strangers = [name for name in verifier.authors if name not in run.agents]
+    if strangers:
+        what = f"the team has no agent {strangers[0]!r}"
+        yield Fault("reward.verifier.authors", what, f"expected some of {list(run.agents)}")
+
+
+def lengths(run: ResolvedRun) -> Iterator[Fault]:
     """Yield that the verifier cannot be read, or that questions and answers of this run are longer than it reads.
 
-    A verifier behind a server says itself how much it reads (:func:`of_served`).
+    A verifier behind a server says itself how much it reads (:func:`_of_served`).
     """
     section = run.config.reward.verifier
     if section is None or "verifier" not in run.config.reward.sources or server_urls(section):
@@ -58,7 +84,19 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         )
 
 
-def of_served(run: ResolvedRun, told: Any) -> Fault | None:
+def servers(run: ResolvedRun) -> Iterator[Server]:
+    """Yield the servers of the verifier that the run has. It may go on without them, if it shall."""
+    verifier: Any = run.config.reward.verifier
+    own = verifier.api == "maporl"
+    start = f"start it: {'maporl serve --model' if own else 'vllm serve'} {verifier.model or 'FOLDER'}"
+    stops = verifier.on_failure == "stop"
+    for url in server_urls(verifier):
+        path = "/v1/model" if own else "/health"
+        reads = partial(_of_served, run)
+        yield Server("reward.verifier", url, TOKEN_VARIABLE, path, start, "error" if stops else "warning", reads)
+
+
+def _of_served(run: ResolvedRun, told: Any) -> Fault | None:
     """Return a warning if an answer alone may be longer than what a server says that its verifier reads, or None.
 
     Its tokenizer is not known here, so questions are not counted. ``told`` is the server's answer to ``/v1/model``.

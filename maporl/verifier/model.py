@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from maporl.errors import UserError
-from maporl.rewards.verifier.encoding import encode
 from maporl.types import Message
+from maporl.verifier.encoding import encode
 from trl_ext.chat.encoding import ChatError, Tokenizer, check_tokenizer, context_of
 from trl_ext.models.weights import WeightsError, read_model, read_pretrained
 from trl_ext.process.devices import process_device

@@ -5,24 +5,36 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from maporl.config.schema import VerifierSection
+from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardFailure, RewardSource, Values, where
-from maporl.rewards.verifier.client import Outcome, VerifierClient, server_urls
-from maporl.rewards.verifier.cotraining import CoTraining
-from maporl.rewards.verifier.encoding import chat_of, joint_text
-from maporl.rewards.verifier.identity import Identity, KnowsVerifier
-from maporl.rewards.verifier.model import Verifier, VerifierError, chance_of
+from maporl.rewards.identity import Identity, KnowsVerifier
 from maporl.tasks.base import Task
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.types import Dialogue, Message, Utterance
+from maporl.verifier.client import Outcome, VerifierClient, server_urls
+from maporl.verifier.cotraining import CoTraining
+from maporl.verifier.encoding import chat_of, joint_text
+from maporl.verifier.model import Verifier, VerifierError, chance_of
+from maporl.verifier.section import VerifierSection
 
 logger = logging.getLogger(__name__)
 Scores = Callable[[list[list[Message]]], Sequence[float]]
+
+
+def build(section: RewardSection, voices: Any) -> RewardSource:
+    """Return the score of a trained verifier, here or behind a server (``reward.verifier``).
+
+    Raises:
+        ConfigError: the section describes no verifier.
+    """
+    if section.verifier is None:
+        raise ConfigError("reward.verifier: the source 'verifier' needs it; give it a model, or use the source 'label'")
+    return load_verifier(section.verifier)
 
 
 def load_verifier(section: VerifierSection) -> RewardSource:
@@ -94,7 +106,7 @@ class LocalVerifier(KnowsVerifier, RewardSource):
 
 
 class Asked(Protocol):
-    """Who is asked for scores: servers (:class:`maporl.rewards.verifier.client.VerifierClient`), or processes of the
+    """Who is asked for scores: servers (:class:`maporl.verifier.client.VerifierClient`), or processes of the
     run."""
 
     urls: tuple[str, ...]
@@ -160,7 +172,7 @@ class ServedVerifier(KnowsVerifier, RewardSource):
 
 class LearningVerifier(RewardSource):
     """A verifier in this process that is trained on the answers it scored:
-    :mod:`maporl.rewards.verifier.cotraining`."""
+    :mod:`maporl.verifier.cotraining`."""
 
     answers_only = True
     learns = True

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from maporl.config.parse import validated
-from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.verifier.client import URLS_VARIABLE, VerifierClient, server_urls
-from maporl.rewards.verifier.identity import KnowsVerifier
+from maporl.rewards.identity import KnowsVerifier
 from maporl.tasks.base import text_of
 from maporl.types import Message
+from maporl.verifier.client import URLS_VARIABLE, VerifierClient, server_urls
+from maporl.verifier.section import VerifierSection
 
 
 class ServedReward(KnowsVerifier):

@@ -5,10 +5,10 @@ from tiny_run import config_of
 
 from maporl import TinySection, build_tiny_tokenizer
 from maporl.errors import refuse
-from maporl.rewards.verifier import lengths
 from maporl.run import ResolvedRun
 from maporl.tiny import build_tiny_classifier
 from maporl.validation.preflight import check_run
+from maporl.verifier import check as lengths
 
 
 def faults(folder, verifier, response=3, questions=6):
@@ -17,7 +17,7 @@ def faults(folder, verifier, response=3, questions=6):
         "ppo": {"response_length": response, "temperature": 1.0},
         "evaluation": {"questions": questions},
     }
-    return list(lengths.check(ResolvedRun(config_of(folder, 1, sections))))
+    return list(lengths.lengths(ResolvedRun(config_of(folder, 1, sections))))
 
 
 @pytest.fixture

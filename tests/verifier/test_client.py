@@ -14,15 +14,15 @@ from fake_verifiers import CHATS, TRUTHS, Fake, client, ready, serve, wait_for
 from safetensors.torch import load_file
 
 from maporl import Arithmetic
-from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.verifier.client import Servers, Unavailable, VerifierFailure, server_urls
-from maporl.rewards.verifier.encoding import TooLong, chat_of, encode
-from maporl.rewards.verifier.model import Verifier
-from maporl.rewards.verifier.source import ServedVerifier, load_verifier
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
+from maporl.verifier.client import Servers, Unavailable, VerifierFailure, server_urls
+from maporl.verifier.encoding import TooLong, chat_of, encode
+from maporl.verifier.model import Verifier
+from maporl.verifier.section import VerifierSection
+from maporl.verifier.source import ServedVerifier, load_verifier
 
 
 class Clock:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from maporl.config.schema import VerifierSection
-from maporl.rewards.verifier.encoding import TooLong, chat_of, encode
-from maporl.rewards.verifier.model import Verifier, last_outputs
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
+from maporl.verifier.encoding import TooLong, chat_of, encode
+from maporl.verifier.model import Verifier, last_outputs
+from maporl.verifier.section import VerifierSection
 from trl_ext.learning.policy import load_weights
 from trl_ext.process import distributed
 from trl_ext.sharding.holder import Holder
