@@ -14,6 +14,8 @@ _sys.meta_path.insert(0, _MovedModules())
 
 __version__ = "0.1.0"
 
+_METHODS = ("Attempts", "Code", "Design", "Forum", "Orchestrate", "Propose", "Route")
+"""The public names of :mod:`maporl.methods`, each of a module of its name."""
 _MODULES = {
     "maporl.advantages": (
         "AdvantageConfig AdvantageTerm Baseline BASELINES estimate Return RETURNS Scale SCALES Transform TRANSFORMS "
@@ -40,16 +42,14 @@ _MODULES = {
     "maporl.errors": "ConfigError RunError UserError",
     "maporl.evaluation.crossplay": "CrossPlay CrossTeam",
     "maporl.evaluation.metrics": "Evaluation Share",
+    **{f"maporl.methods.{name.lower()}": name for name in _METHODS},
     "maporl.playground.arithmetic": "Arithmetic",
     "maporl.playground.hops": "TinyHops",
     "maporl.playground.parts": "Parts",
     "maporl.playground.skills": "Skills",
     "maporl.playground.tiny_programs": "TinyPrograms",
     "maporl.playground.warm_start": "warm_start",
-    "maporl.protocols": (
-        "Attempts CallReturn Chain Code Collaboration Debate Design Forum Orchestrate PlayGame PlayWorld Propose "
-        "Protocol PROTOCOLS Refine Route"
-    ),
+    "maporl.protocols": "CallReturn Chain Collaboration Debate PlayGame PlayWorld Protocol PROTOCOLS Refine",
     "maporl.serving.program": "Program",
     "maporl.report.page": "write_report",
     "maporl.report.read": "read_run Run",

@@ -13,6 +13,7 @@ too; where nobody could say so, the verdict is None::
     >>> grade_label("It is not neutral, but a contradiction.", "contradiction", ["neutral", "contradiction"]).correct
     True
 
+:mod:`maporl.grading.benchmarks` grades as the label's kind says, and :mod:`maporl.grading.spans` compares words.
 Nothing here runs what it reads, imports torch, or takes longer for a hostile text than for its length.
 """
 
@@ -23,9 +24,6 @@ from maporl.grading.answers import final_answer as final_answer
 from maporl.grading.answers import grade_mathematics as grade_mathematics
 from maporl.grading.answers import label_of as label_of
 from maporl.grading.answers import same_answer as same_answer
-from maporl.grading.benchmarks import grade_benchmark as grade_benchmark
 from maporl.grading.labels import find_label as find_label
 from maporl.grading.labels import grade_label as grade_label
 from maporl.grading.numbers import number as number
-from maporl.grading.spans import grade_span as grade_span
-from maporl.grading.spans import token_f1 as token_f1

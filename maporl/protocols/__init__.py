@@ -1,49 +1,39 @@
-"""Protocols decide who speaks when, and what each speaker sees. ``PROTOCOLS`` names them all."""
+"""Protocols decide who speaks when, and what each speaker sees. ``PROTOCOLS`` names them, and imports none of them."""
 
 from typing import Any
 
 from maporl.config import Config, validated
-from maporl.config.imports import Parts, look_up
+from maporl.config.imports import Parts, look_up, member
 from maporl.config.schema import AgentSection
 from maporl.errors import ConfigError
-from maporl.protocols.attempts import Attempts as Attempts
 from maporl.protocols.base import Play as Play
 from maporl.protocols.base import Protocol as Protocol
 from maporl.protocols.base import must_be_protocol
-from maporl.protocols.call_return import CallReturn as CallReturn
-from maporl.protocols.chain import Chain as Chain
-from maporl.protocols.code import Code as Code
-from maporl.protocols.collaboration import Collaboration as Collaboration
-from maporl.protocols.debate import Debate as Debate
-from maporl.protocols.design import Design as Design
-from maporl.protocols.forum import Forum as Forum
-from maporl.protocols.game import PlayGame as PlayGame
 from maporl.protocols.judging import StepJudge, judge_of, judged
-from maporl.protocols.orchestrate import Orchestrate as Orchestrate
-from maporl.protocols.propose import Propose
-from maporl.protocols.refine import Refine as Refine
-from maporl.protocols.route import Route as Route
-from maporl.protocols.world import PlayWorld as PlayWorld
 
 PROTOCOLS = Parts(
     {
-        "debate": Debate,
-        "chain": Chain,
-        "collaboration": Collaboration,
-        "forum": Forum,
-        "refine": Refine,
-        "call_return": CallReturn,
-        "orchestrate": Orchestrate,
-        "game": PlayGame,
-        "route": Route,
-        "world": PlayWorld,
-        "code": Code,
-        "propose": Propose,
-        "attempts": Attempts,
-        "design": Design,
+        "debate": "maporl.protocols.debate:Debate",
+        "chain": "maporl.protocols.chain:Chain",
+        "collaboration": "maporl.protocols.collaboration:Collaboration",
+        "forum": "maporl.methods.forum:Forum",
+        "refine": "maporl.protocols.refine:Refine",
+        "call_return": "maporl.protocols.call_return:CallReturn",
+        "orchestrate": "maporl.methods.orchestrate:Orchestrate",
+        "game": "maporl.protocols.game:PlayGame",
+        "route": "maporl.methods.route:Route",
+        "world": "maporl.protocols.world:PlayWorld",
+        "code": "maporl.methods.code:Code",
+        "propose": "maporl.methods.propose:Propose",
+        "attempts": "maporl.methods.attempts:Attempts",
+        "design": "maporl.methods.design:Design",
         "program": "maporl.serving.program:Program",
     }
 )
+
+
+def __getattr__(name: str) -> Any:
+    return member(PROTOCOLS, name, __name__)
 
 
 def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str = "configuration") -> Protocol:

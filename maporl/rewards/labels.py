@@ -3,7 +3,8 @@
 from collections import Counter
 from fractions import Fraction
 
-from maporl.grading import canonical, final_answer, number, token_f1
+from maporl.grading import canonical, final_answer, number
+from maporl.grading.spans import token_f1
 from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.scoring import grade_answers
 from maporl.tasks.base import Task

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from maporl.environments.search import passages_of
-from maporl.grading import grade_span
+from maporl.grading.spans import grade_span
 from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, option

@@ -6,7 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from maporl.grading import grade_benchmark, label_of
+from maporl.grading import label_of
+from maporl.grading.benchmarks import grade_benchmark
 from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples, text_of
 from maporl.text import check_pattern, matches
 from maporl.types import Example, Grade

@@ -19,13 +19,13 @@ from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import Fault
 from maporl.protocols.base import Protocol
-from maporl.protocols.propose import in_place_of_question
 from maporl.rewards.rules import build_rules
 from maporl.rollout import made_up
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.made_up import Players, Script, first_steps, rightness, silence
 from maporl.run import ResolvedRun
+from maporl.tasks.documents import in_place_of_question
 from maporl.team.loading import context_length
 from maporl.training.lonely import Grouping
 from maporl.types import Dialogue

@@ -1,5 +1,6 @@
 """The tables of parts: a part that is written as a text is imported when it is looked up, and not before."""
 
+import importlib
 import subprocess
 import sys
 from fractions import Fraction
@@ -59,3 +60,12 @@ assert rule.bonus(1.0) == 0.5 and methods() == ["maporl.methods.sections", "mapo
 def test_a_method_has_its_short_name_and_that_of_its_module():
     short, whole = build_rules(["margin", "maporl.methods.marti:Margin"])
     assert short == whole == Margin() and RULES["margin"] is Margin
+
+
+@pytest.mark.parametrize("package", ["maporl.tasks", "maporl.protocols", "maporl.environments.games"])
+def test_the_parts_of_a_table_are_names_of_its_package(package):
+    module = importlib.import_module(package)
+    table = next(value for name, value in vars(module).items() if name in ("TASKS", "PROTOCOLS", "GAMES"))
+    assert len(table) > 7 and all(getattr(module, part.__name__) is part for part in table.values())
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec(f"from {package} import Nothing")

@@ -323,7 +323,7 @@ for name in {light!r}:
     if brought := sorted(({HEAVY!r} & set(sys.modules)) - before):
         print(f"{{name}} imports {{', '.join(brought)}}")
 import maporl
-for table in (maporl.rewards.rules.RULES, maporl.rewards.build.SOURCES, maporl.loops.plan.BUILDERS):
+for table in (maporl.PROTOCOLS, maporl.rewards.rules.RULES, maporl.rewards.build.SOURCES, maporl.loops.plan.BUILDERS):
     assert all(callable(table[name]) for name in table if name != "verifier")  # a model, which needs torch
 assert {{"maporl.methods.ssl", "maporl.methods.oni"}} <= set(sys.modules) and not {HEAVY!r} & set(sys.modules)
 """

@@ -29,6 +29,7 @@ BOB = {"bob": {"tiny": {}}}
 GAMES = tuple(f"maporl.integrations.{name}" for name in ("text_arena", "petting_zoo", "gymnasium", "spaces"))
 EXTENSIONS = {
     "methods": Extension(("maporl.methods",), {"reward": {"rules": ["tier"]}}, "reward.rules: tier"),
+    "protocols of methods": Extension(("maporl.methods",), {"protocol": {"name": "route"}}, "protocol.name: route"),
     "loops": Extension(("maporl.loops",), {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}}, "loop:"),
     "crossplay": Extension(("maporl.studies.crossplay",), ("crossplay", "a", "b"), "maporl crossplay"),
     "sharing": Extension(("maporl.studies.sharing",), ("sharing", "-o", "x"), "maporl sharing"),

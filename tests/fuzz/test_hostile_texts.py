@@ -12,9 +12,10 @@ from maporl.evaluation.metrics import evaluate_dialogues
 from maporl.grading.answers import LONGEST_LABEL, LONGEST_TEXT, same_answer
 from maporl.grading.benchmarks import grade_benchmark
 from maporl.methods.arenarl import PairwiseJudge
+from maporl.methods.forum import Forum
 from maporl.methods.games import plans
 from maporl.methods.sections import ArenaSection
-from maporl.protocols import CallReturn, Forum, Refine
+from maporl.protocols import CallReturn, Refine
 from maporl.report.dialogues import entry
 from maporl.report.listening import listening_table
 from maporl.report.read import Recorded

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 import pytest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
-from maporl.protocols.design import Design
+from maporl.methods.design import Design
 from maporl.validation.load import from_dict
 
 

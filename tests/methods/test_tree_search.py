@@ -12,9 +12,9 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.config.schema import BranchingSection
 from maporl.errors import ConfigError
+from maporl.methods.attempts import Attempts
 from maporl.methods.mars2 import TreeMargin
 from maporl.protocols import Chain
-from maporl.protocols.attempts import Attempts
 from maporl.rollout import branching, tree_search
 from maporl.rollout.tree_search import Node, drawn, parameters, where_to, who_speaks
 from maporl.types import Ask, Dialogue, Example, Utterance, user_says

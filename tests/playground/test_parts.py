@@ -15,10 +15,11 @@ from maporl.environments.build import ToolGrant
 from maporl.environments.search import QuestionSearch
 from maporl.environments.world import EnvironmentSpec, World
 from maporl.errors import ConfigError
+from maporl.methods.route import Route
 from maporl.playground.hops import names_in
 from maporl.playground.teacher import is_taught, play_teacher
 from maporl.playground.tiny_versions import BARE
-from maporl.protocols import CallReturn, Debate, Route
+from maporl.protocols import CallReturn, Debate
 from maporl.rewards.build import build_sources
 from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.episode import SpeakerSpec

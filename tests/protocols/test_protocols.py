@@ -3,44 +3,14 @@
 from dataclasses import dataclass
 
 import pytest
+from played_by_hand import credited, play
 
-from maporl import GSM8K, Arithmetic
-from maporl.config.schema import RewardSection
-from maporl.engines.scripted import ScriptedEngine
+from maporl import GSM8K
 from maporl.errors import ConfigError
-from maporl.protocols import CallReturn, Chain, Collaboration, Forum, PlayGame, Protocol, Refine
-from maporl.rewards import assign_credit
-from maporl.rewards.build import build_sources
-from maporl.rewards.scoring import score_dialogues
-from maporl.rollout.driver import RolloutDriver
-from maporl.rollout.episode import SpeakerSpec
+from maporl.protocols import CallReturn, Chain, Collaboration, PlayGame, Protocol, Refine
 from maporl.tasks import Episodes
-from maporl.types import Ask, Example, user_says
+from maporl.types import Ask, user_says
 from maporl.validation.load import from_dict
-from trl_ext.ppo.options import GREEDY
-
-TASK = Arithmetic(largest=9)
-EXAMPLE = Example("e", "2+2=", "4")
-
-
-def play(protocol, script, agents=("ann", "bob"), task=TASK, example=EXAMPLE):
-    """Play a script {agent: [text by turn]}, or a function. Return the dialogue and [(agent, its last message)]."""
-    prompts = []
-
-    def say(request):
-        prompts.append((request.ask.agent, request.ask.messages[-1]["content"]))
-        return script(request) if callable(script) else script[request.ask.agent][request.turn]
-
-    specs = {name: SpeakerSpec("scripted", (name,), frozenset()) for name in agents}
-    (dialogue,) = RolloutDriver(task, protocol, specs, {"scripted": ScriptedEngine(say)}, GREEDY).play([example])
-    return dialogue, prompts
-
-
-def credited(dialogue, rules, sources=None, task=TASK):
-    section = RewardSection(sources=sources or {"label": 1.0}, rules=rules)
-    score_dialogues([dialogue], task, build_sources(section, {"label"} & set(section.sources)), section.sources)
-    assign_credit([dialogue], tuple(dict.fromkeys(u.agent for u in dialogue.utterances)), section)
-    return [u.rewards.get("credit") for u in dialogue.utterances]
 
 
 def test_a_chain_shows_all_that_was_said_since_one_last_spoke():
@@ -134,22 +104,6 @@ def test_a_planner_that_never_stops_calling_is_told_to_answer():
     protocol = CallReturn(calls=1, plan="{question}", enough="last: {reply}")
     dialogue, prompts = play(protocol, {"ann": ["<call>x</call>", "<call>y</call>"], "bob": ["two"]})
     assert prompts[-1] == ("ann", "last: two") and dialogue.utterances[-1].answers
-
-
-def test_a_forum_pays_solver_and_evaluator_from_one_score():
-    words = {"solver": "4", "evaluator": "fine", "scorer": "so <score>2</score>"}
-    script = lambda request: words[request.ask.role]  # noqa: E731
-    forum = Forum(rounds=3, memory=1)
-    dialogue, prompts = play(forum, script, ("ann", "bob", "cy"))
-    assert [u.role for u in dialogue.utterances] == ["solver", "evaluator", "scorer"] * 3
-    assert [u.rewards["peer"] for u in dialogue.utterances] == [0.5, 0.5, 0.0] * 3
-    assert credited(dialogue, ("own",), {"peer": 1.0}) == [0.5, 0.5, 0.0] * 3
-    assert (
-        "score>2" not in prompts[3][1] and prompts[6][1].count("solver: 4") == 1
-    )  # scores are never shown, old rounds forgotten
-    assert len({u.agent for u in dialogue.utterances}) == 3
-    silent, _ = play(forum, lambda request: "4", ("ann", "bob", "cy"))
-    assert [u.rewards["peer"] for u in silent.utterances][:3] == [0.0, 0.0, -1.0]
 
 
 def test_a_game_pays_the_last_move_of_each_and_grades_all():

@@ -8,7 +8,8 @@ from branches import EXAMPLES, TASK, play
 from maporl import Debate
 from maporl.config.schema import BranchingSection
 from maporl.engines.scripted import ScriptedEngine
-from maporl.protocols import Chain, Forum, PlayGame
+from maporl.methods.forum import Forum
+from maporl.protocols import Chain, PlayGame
 from maporl.rollout.branching import play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec

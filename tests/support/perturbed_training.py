@@ -41,7 +41,7 @@ Metrics = dict[str, float]
 # memory without changing a number; how an answer is sampled and cut and how long it may be, which a script does not ask
 # (``tests/training/test_truncated_sampling.py`` tests what is cut); how a team is evaluated, which no update measures;
 # and the names of the parts that the other keys belong to, such as the library that is searched; and what a verifier
-# pays that does not learn, which no tiny version has (``tests/protocols/test_propose.py`` tests it)
+# pays that does not learn, which no tiny version has (``tests/methods/test_propose.py`` tests it)
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "reward.verifier.model", "reward.verifier.pays", "agent_defaults.dtype",
     "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "protocol.tool", "environments", "tools.*.use",

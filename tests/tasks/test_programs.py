@@ -14,8 +14,8 @@ from maporl.environments.build import TeamTools
 from maporl.environments.python import Python, RunTests
 from maporl.environments.world import World
 from maporl.errors import ConfigError
+from maporl.methods.code import Code
 from maporl.protocols import build_protocol
-from maporl.protocols.code import Code
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.sandbox.outcomes import Outcome, plain_outcome

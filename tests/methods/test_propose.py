@@ -15,9 +15,9 @@ from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, refuse
+from maporl.methods.propose import Propose, _worth, let_majority_grade
 from maporl.methods.r_zero import Repeats, cluster_shares
 from maporl.protocols.base import seats
-from maporl.protocols.propose import Propose, _worth, let_majority_grade
 from maporl.rewards.base import as_source
 from maporl.run import ResolvedRun
 from maporl.runs.train import train

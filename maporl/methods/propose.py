@@ -13,6 +13,7 @@ from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.grading import LONGEST_LABEL
 from maporl.protocols.base import Play, Protocol, seats
+from maporl.tasks.documents import in_place_of_question
 from maporl.text import text_option
 from maporl.types import IN_PLAY, Act, Ask, Example, Grade, Utterance, user_says
 from trl_ext.ppo.options import Positive, option
@@ -444,16 +445,6 @@ def document_of(example: Example) -> str:
     """
     paragraphs = [f"{one['title']}\n{one['text']}".strip() for one in example.meta.get("paragraphs", ())]
     return str(example.meta.get("document") or "\n\n".join(paragraphs) or example.question)
-
-
-def in_place_of_question(example: Example) -> bool:
-    """Return whether an example is a document to write questions on, as those of the task ``documents`` are, and no
-    question.
-
-    >>> in_place_of_question(Example("1", "A novel.", "", {"document": "A novel."})), in_place_of_question(Example("1", "Who?", "Emma"))
-    (True, False)
-    """  # noqa: E501
-    return bool(example.question) and example.meta.get("document") == example.question
 
 
 def between(tag: str, text: str) -> str | None:
