@@ -40,7 +40,6 @@ try:
     from maporl.playground.tiny_versions import tiny_version
 except ModuleNotFoundError:  # a checkout from before the playground was a package
     from maporl.config.recipes import tiny_version
-from maporl.loops.run import run_loop
 from maporl.runs.train import train
 from maporl.validation.load import from_dict
 name, folder = sys.argv[1:]
@@ -55,7 +54,7 @@ else:
     values["updates"] = 2
 values["evaluation"] = values.get("evaluation", {}) | {"questions": 8}
 config = from_dict(values, name)
-run_loop(config, False, quiet=True) if config.loop.stages else train(config, False, quiet=True)
+train(config, False, quiet=True)
 """
 MEASURED = ("time/", "memory/")
 
