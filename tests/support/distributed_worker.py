@@ -3,7 +3,7 @@
     torchrun --nproc_per_node 2 tests/support/distributed_worker.py CONFIG.json OUT
 
 ``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``pool``, ``resume``, ``strategy``,
-``die``. Writes the weights and the metrics from the main process.
+``die`` and ``fails``, both a rank; the second one's reward fails in the last update. Writes the weights and the metrics from the main process.
 """
 
 import json
@@ -15,7 +15,17 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 
-from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+from maporl import (
+    Agent,
+    Arithmetic,
+    Debate,
+    MultiAgentPPOConfig,
+    MultiAgentPPOTrainer,
+    RewardFailure,
+    RewardSection,
+    RewardSource,
+    Team,
+)
 from maporl.config.schema import AdvantageConfig, TinySection
 from maporl.schedules import OpponentPool, Schedule
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
@@ -25,6 +35,18 @@ from trl_ext.process import distributed
 def odd(dialogues, task):
     """A reward that random models earn now and then."""
     return [[float(sum(u.response_ids) % 3) for u in d.utterances] for d in dialogues]
+
+
+class Fails(RewardSource):
+    """``odd``, which fails in the third update."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def __call__(self, dialogues, task):
+        if self.trainer.state.global_step == 2:
+            raise RewardFailure("the server of rewards is gone")
+        return odd(dialogues, task)
 
 
 def build(architecture: str, seed: int):
@@ -71,6 +93,8 @@ def main() -> None:
         assert type(trainer.learners["ann"].strategy).__name__ == options["strategy"], trainer.learners["ann"].strategy
     if options.get("die") is not None and distributed.rank() == options["die"]:
         trainer.collect = lambda batch: (_ for _ in ()).throw(RuntimeError("this rank dies on purpose"))
+    if options.get("fails") == distributed.rank():
+        trainer.player.scorer.sources["odd"] = Fails(trainer)
     trainer.train(resume_from_checkpoint=options.get("resume"))
     trainer.evaluate()
     trainer.save_model(str(out / "final"))

@@ -241,6 +241,20 @@ def test_rollouts_and_a_central_critic_are_those_of_all_processes(args, tmp_path
         torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
+@pytest.mark.parametrize(
+    "name", [TRIED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "Holder")]
+)
+def test_a_process_that_fails_saves_with_the_others_what_was_trained(alone, tmp_path, name):
+    """It is not lost that a reward fails in one of two processes: both save the last update, and go on from it."""
+    skip_unless_here(name)
+    args = {"save_steps": 100, "use_cpu": not name.startswith("Zero")}
+    failed = launch(tmp_path, 2, STRATEGIES[name], args=args, fails=1)
+    assert failed.returncode != 0 and "saved in " in failed.stderr, failed.stderr
+    weights, _ = trained(tmp_path, 2, STRATEGIES[name], resume=True, args=args)
+    for key, value in alone.weights.items():
+        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_others(tmp_path):
     done = launch(tmp_path, 2, die=1, torchrun=True)

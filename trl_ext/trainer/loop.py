@@ -57,6 +57,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     """
 
     _interruptions: Interruptions | None = None
+    _fails_together = False
+    """Whether all processes have heard that one of them failed."""
     """What hears signals while :meth:`train` runs."""
     args: Any  # a PPOv2Config; setup fills in its batch counts
     accelerator: Any
@@ -224,11 +226,11 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     @contextmanager
     def _saved_if_it_fails(self, state: dict, random: RandomState) -> Iterator[None]:
         """Save the state after the last complete update if the block, which changes no weights, ends in an error that
-        the user can mend, such as a server that is gone. One process does it; of several, others may be elsewhere."""
+        the user can mend, such as a server that is gone. Several processes do it where all have heard of the error."""
         try:
             yield
         except UserError as error:
-            if distributed.size() == 1 and self.state.global_step:
+            if (distributed.size() == 1 or self._fails_together) and self.state.global_step:
                 try:
                     set_random_state(random)
                     error.add_note(self._save_last_update(state))
@@ -240,21 +242,29 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     def droppable(self) -> Iterator[None]:
         """Let a signal to :meth:`train` drop what the block does, which this process can do again and does by itself.
 
-        Processes that train together all come here, and drop it together.
+        Processes that train together all come here. They drop it together, and hear of an error of one of them that a
+        user can mend.
 
         Raises:
             Discarded: a signal has come, to this process or another one.
+            UserError: what the block raised, here or in another process.
         """
         if self._interruptions is None or threading.current_thread() is not threading.main_thread():
             yield
             return
-        dropped = False
+        dropped, error = False, None
         try:
             with self._interruptions.droppable():
                 yield
         except Discarded:
             dropped = True
-        if distributed.all_reduce_max(int(dropped), self.accelerator.device):
+        except UserError as failed:
+            error = failed
+        ended = distributed.all_reduce_max(2 * (error is not None) + dropped, self.accelerator.device)
+        if ended > 1:
+            self._fails_together = True
+            raise error or UserError("another process of this run failed, and says why")
+        if ended:
             raise Discarded
 
     @contextmanager
