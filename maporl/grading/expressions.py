@@ -41,29 +41,21 @@ _SAME = {
     "\\sigma": "σ", "\\phi": "φ", "\\varphi": "φ", "\\omega": "ω", "\\prime": "'", "\\degree": "°", "\\lor": ",", "\\land": ",",  # noqa: E501
     "\\wedge": ",", "\\vee": ",", "\\equiv": "≡", "\\dbinom": "\\binom", "\\tbinom": "\\binom",
 }  # fmt: skip
-_GREEK = frozenset(
-    "\\" + name
-    for name in str.split(
-        "epsilon varepsilon zeta eta vartheta iota kappa nu xi rho varrho tau upsilon chi psi Gamma Delta Theta "
-        "Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell mho imath jmath odot nabla partial"
-    )
-)
-_FUNCTIONS = frozenset(
-    str.split(
-        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log lg exp sqrt gcd "
-        "lcm max min abs"
-    )
-)
+_GREEK = frozenset("\\" + name for name in str.split(
+    "epsilon varepsilon zeta eta vartheta iota kappa nu xi rho varrho tau upsilon chi psi Gamma Delta Theta "
+    "Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell mho imath jmath odot nabla partial"
+))  # fmt: skip
+_FUNCTIONS = frozenset(str.split(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log lg exp sqrt "
+    "gcd lcm max min abs"
+))  # fmt: skip
 _CLEAR = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "pi": "π"}
 _CLEAR |= dict.fromkeys(str.split("infinity infty inf oo"), "∞")
 _INVERTIBLE = frozenset(str.split("sin cos tan cot sec csc"))
-_ACCENTS = frozenset(
-    "\\" + name
-    for name in str.split(
-        "hat bar vec dot ddot tilde overline overrightarrow widehat widetilde angle triangle measuredangle underline "
-        "mathbb mathcal mathfrak mathscr"
-    )
-)
+_ACCENTS = frozenset("\\" + name for name in str.split(
+    "hat bar vec dot ddot tilde overline overrightarrow widehat widetilde angle triangle measuredangle underline "
+    "mathbb mathcal mathfrak mathscr"
+))  # fmt: skip
 _ENGLISH = frozenset(str.split("am an as at be by do go he if in is it me my no of on or so to up us we"))
 _RELATIONS = frozenset(("=", "<", ">", "<=", ">=", "!=", "∈", "≈", "≡"))
 _MATRICES = {"pmatrix": "matrix", "bmatrix": "matrix", "Bmatrix": "matrix", "matrix": "rows", "vmatrix": "determinant"}
@@ -209,10 +201,20 @@ class _Reader:
         self.place += 1
         return self.tokens[self.place - 1][1]
 
+    def met(self, *tokens: str) -> bool:
+        """Whether one of ``tokens`` comes next. It is taken then."""
+        met = self.peek() in tokens and self.place < len(self.tokens)
+        self.place += met
+        return met
+
     def expect(self, token: str) -> None:
-        if self.peek() != token:
+        if not self.met(token):
             raise NotMathematics(token)
-        self.place += 1
+
+    def deeper(self) -> None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise NotMathematics("too deep")
 
     # lists and relations
 
@@ -227,8 +229,7 @@ class _Reader:
         if self.peek() == closing:
             return []
         trees = [*self.relation()]
-        while self.peek() in (",", ";") and self.place < len(self.tokens):
-            self.place += 1
+        while self.met(",", ";"):
             trees += self.relation()
         return trees
 
@@ -239,8 +240,7 @@ class _Reader:
             signs.append(self.take())
             sides.append(self.union())
         tree = ("relation", tuple(signs), *sides) if signs else sides[0]
-        if self.peek() == "\\pmod":
-            self.place += 1
+        if self.met("\\pmod"):
             if signs not in ([], ["≡"], ["="]):
                 raise NotMathematics("\\pmod")
             tree = ("congruent", sides[0] if signs else None, sides[-1], self.atom())
@@ -250,14 +250,10 @@ class _Reader:
 
     def union(self) -> Tree:
         parts = [self.sum()]
-        while self.peek() == "∪":
-            self.place += 1
+        while self.met("∪"):
             parts.append(self.sum())
         tree = parts[0] if len(parts) == 1 else ("union", *parts)
-        if self.peek() == "∖":
-            self.place += 1
-            return ("without", tree, self.sum())
-        return tree
+        return ("without", tree, self.sum()) if self.met("∖") else tree
 
     def described(self) -> Tree | None:
         r"""What stands in the braces of a set such as ``\{x \mid x > 5\}``, of real numbers; None in another set."""
@@ -274,23 +270,18 @@ class _Reader:
     # arithmetic
 
     def sum(self) -> Tree:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise NotMathematics("too deep")
+        self.deeper()
         terms = [self.signed()]
         while self.peek() in ("+", "-", "±", "∓"):
             sign = self.take()
             right = self.signed() if sign == "+" and self.peek() == "-" else self.product()
             terms.append(right if sign == "+" else ("neg" if sign == "-" else sign, right))
         tree = terms[0] if len(terms) == 1 else ("add", *terms)
-        if self.peek() == ":":
-            parts = [tree]
-            while self.peek() == ":":
-                self.place += 1
-                parts.append(self.signed())
-            tree = ("ratio", *parts)
+        parts = [tree]
+        while self.met(":"):
+            parts.append(self.signed())
         self.depth -= 1
-        return tree
+        return tree if len(parts) == 1 else ("ratio", *parts)
 
     def signed(self) -> Tree:
         if self.peek() in ("-", "+", "±", "∓") and self.kind() == "sign":
@@ -304,9 +295,7 @@ class _Reader:
         while True:
             if self.peek() in ("*", "/") and self.kind() == "sign":
                 into = factors if self.take() == "*" else divisors
-                negative = self.peek() == "-"
-                self.place += negative
-                into.append(("neg", self.power()) if negative else self.power())
+                into.append(("neg", self.power()) if self.met("-") else self.power())
             elif self.begins_a_factor():
                 self.beside(factors, divisors)
             elif len(factors) == 1 and not divisors:
@@ -343,19 +332,14 @@ class _Reader:
             factors.append(right)
 
     def begins_a_factor(self) -> bool:
-        kind, token = self.kind(), self.peek()
-        if kind in ("number", "letter", "function"):
-            return True
+        token, openings = self.peek(), ("(", "[", "{", "\\frac", "\\binom", "\\lfloor", "\\lceil", "\\begin", "\\{")
         if token == "|":
             return self.bars == 0
-        return (
-            token in ("(", "[", "{", "\\frac", "\\binom", "\\lfloor", "\\lceil", "\\begin", "\\{") or token in _ACCENTS
-        )
+        return self.kind() in ("number", "letter", "function") or token in openings or token in _ACCENTS
 
     def power(self) -> Tree:
         tree = self.postfix(self.atom())
-        if self.peek() == "^":
-            self.place += 1
+        if self.met("^"):
             if self.peek() in ("'", "*"):
                 raise NotMathematics("a mark on a value")
             tree = self.postfix(("pow", tree, self.exponent()))
@@ -366,8 +350,7 @@ class _Reader:
     def exponent(self) -> Tree:
         if self.peek() == "{":
             return self.group("{", "}")
-        negative = self.peek() == "-"
-        self.place += negative
+        negative = self.met("-")
         tree = self.postfix(self.atom())
         return ("neg", tree) if negative else tree
 
@@ -410,26 +393,20 @@ class _Reader:
         raise NotMathematics(self.peek())
 
     def atom(self) -> Tree:
-        kind, token = self.kind(), self.peek()
-        if kind == "number":
-            return self.number()
-        if kind == "letter":
-            return self.symbol()
-        if kind == "function":
-            return self.function()
+        token = self.peek()
+        if reader := {"number": self.number, "letter": self.symbol, "function": self.function}.get(self.kind()):
+            return reader()
         if token in ("(", "["):
             return self.brackets()
         if token == "{":
             return self.group("{", "}")
-        if token == "\\{":
-            self.place += 1
+        if self.met("\\{"):
             if described := self.described():
                 return described
             items = self.nested_items("\\}")
             self.expect("\\}")
             return ("set", *items)
-        if token == "|":
-            self.place += 1
+        if self.met("|"):
             self.bars += 1
             tree = self.sum()
             self.bars -= 1
@@ -437,8 +414,7 @@ class _Reader:
             return ("call", "abs", tree)
         if token in ("\\lfloor", "\\lceil"):
             return ("call", token[2:] if token == "\\lfloor" else "ceil", self.group(token, token.replace("l", "r", 1)))
-        if token in ("\\frac", "\\binom"):
-            self.place += 1
+        if self.met("\\frac", "\\binom"):
             top, bottom = self.argument(), self.argument()
             return ("div", top, bottom) if token == "\\frac" else ("call", "binomial", top, bottom)
         if token == "\\begin":
@@ -451,9 +427,8 @@ class _Reader:
         token = self.take()
         if self.peek() == "\\overline" and "." in token and self.peek(1) == "{" and self.peek(2).isdigit():
             return self.repeating(token)
-        if self.peek() == "_":
-            place = self.place
-            self.place += 1
+        place = self.place
+        if self.met("_"):
             base = self.take() if self.peek() != "{" else self.peek(1) + self.peek(2).replace("}", "")
             if self.tokens[self.place - 1][1] == "_":
                 self.place += 3
@@ -473,9 +448,8 @@ class _Reader:
 
     def symbol(self) -> Tree:
         name = self.take() + self.marks()
-        if self.peek() == "(" and (
-            name.rstrip("'") == "f" or (self.kind(1) in ("number", "letter") and self.peek(2) == ")")
-        ):
+        alone = self.kind(1) in ("number", "letter") and self.peek(2) == ")"
+        if self.peek() == "(" and (name.rstrip("'") == "f" or alone):
             return ("symbol", name + self.applied())  # neither I(0) nor x(t) is a product
         if name == "f" and [self.peek(n) for n in range(6)] == ["^", "{", "-", "1", "}", "("]:
             self.place += 5
@@ -490,26 +464,23 @@ class _Reader:
                 marks += self.take()
             elif self.peek() == "^" and (self.peek(1) == "'" or (self.peek(1) == "{" and self.peek(2) == "'")):
                 self.place += 1
-                braces = self.peek() == "{"
-                self.place += braces
+                braces = self.met("{")
                 while self.peek() == "'":
                     marks += self.take()
                 if braces:
                     self.expect("}")
-            elif self.peek() == "_" and "_" not in marks:
-                self.place += 1
+            elif "_" not in marks and self.met("_"):
                 marks += "_" + self.raw()
             else:
                 return marks
 
     def raw(self) -> str:
         """The tokens of an index or of an accent's letter, as a name."""
-        if self.peek() != "{":
+        if not self.met("{"):
             token = self.take()
             if token in ("}", ")", "]", ",", "^", "_", "=", "(", "+", "-", "*", "/"):
                 raise NotMathematics(token)
             return token
-        self.place += 1
         tokens, depth = list[str](), 1
         while True:
             token = self.take()
@@ -543,16 +514,12 @@ class _Reader:
         name = self.take()
         if name == "sqrt":
             return self.root()
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise NotMathematics("too deep")
+        self.deeper()
         index, power = None, None
         for _ in range(2):
-            if self.peek() == "_" and name == "log" and index is None:
-                self.place += 1
+            if name == "log" and index is None and self.met("_"):
                 index = self.index()
-            elif self.peek() == "^" and power is None:
-                self.place += 1
+            elif power is None and self.met("^"):
                 power = self.exponent()
         tree = self.call(name, index, self.arguments(name))
         self.depth -= 1
@@ -580,8 +547,7 @@ class _Reader:
             items = self.nested_items(closing)
             self.expect(closing)
             return items
-        negative = self.peek() == "-"
-        self.place += negative
+        negative = self.met("-")
         factors = [self.power()]
         while self.begins_a_factor() and self.kind() != "function" and self.peek() != "|":
             self.beside(factors, [])
@@ -590,9 +556,7 @@ class _Reader:
 
     def nested_items(self, closing: str) -> list[Tree]:
         bars, self.bars = self.bars, 0
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise NotMathematics("too deep")
+        self.deeper()
         items = self.items(closing)
         self.bars = bars
         self.depth -= 1
@@ -600,8 +564,7 @@ class _Reader:
 
     def root(self) -> Tree:
         degree: Tree = ("number", Fraction(2))
-        if self.peek() == "[":
-            self.place += 1
+        if self.met("["):
             degree = self.sum()
             self.expect("]")
         inside = self.group("(", ")") if self.peek() == "(" else self.argument()
@@ -631,13 +594,9 @@ class _Reader:
         while self.peek() != "\\end":
             rows[-1] += self.relation()
             self.place += self.peek() == "," and self.peek(1) == "\\\\"
-            if self.peek() == "&":
-                self.place += 1
-            elif self.peek() == "\\\\":
-                self.place += 1
-                if self.peek() != "\\end":
-                    rows.append([])
-            elif self.peek() != "\\end":
+            if self.met("\\\\"):
+                rows += [[]] if self.peek() != "\\end" else []
+            elif not self.met("&") and self.peek() != "\\end":
                 raise NotMathematics(self.peek())
         self.bars = bars
         for token in ("\\end", "{", name, "}"):
