@@ -29,12 +29,14 @@ of these the last :data:`MOST_CANDIDATES` marks. A label of more than :data:`LON
 """
 
 import re
+import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
 
 from maporl.grading.expressions import Tree, based, read
+from maporl.grading.moments import moment_of, moments, same_moment
 from maporl.grading.numbers import (
     CURRENCIES,
     LONGEST_ANSWER,
@@ -70,20 +72,18 @@ _JOINT = re.compile(
 _NAMED_BEFORE = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_(?:\w|\{\w+\}))?)\s*=\s*$")
 _COMMANDS = r"(?:pi|sqrt|[dtc]?frac|cdot|times|div|pm|mp|neq?|not|log|ln|sin|cos|tan|theta|binom)(?![A-Za-z])"
 _BOUND_BEFORE = re.compile(  # what changes the meaning of a box that follows it
-    rf"(?:[\w)}}\]]\s*[-+*/]|(?<![\w\s*])\s*[-+]|^[-+]|[$({{\[=:]\s*[-+]|[\^_≠±·×÷√/|]|(?<=\s)!=|\d|\\{_COMMANDS})\s*$"
+    rf"(?i)(?:[\w)}}\]]\s*[-+*/]|(?<![\w\s*])\s*[-+]|^[-+]|[$({{\[=:]\s*[-+]|[\^_≠±·×÷√/|]|(?<=\s)!=|\d|\\{_COMMANDS})\s*$"
     r"|(?:\b(?:not|never|neither|nor|cannot|isnt)|n['’]t)(?:\s+(?:be|is|the|equal|to|just|only|simply))*[\s$*:]*(?:\\[\[(])?\s*"
-    r"(?:\\text\s*\{[^{}]*\}\s*)?$",
-    re.IGNORECASE,
+    r"(?:\\text\s*\{[^{}]*\}\s*)?$"
 )
 _INSIDE_OF = re.compile(
     r"(?:\\sqrt\s*(?:\[[^\[\]]*\])?|\\[dtc]?frac\s*(?:\{[^{}]*\})?|[\^_]|\\(?:overline|bar|log|ln|sin|cos|tan|exp|binom))\s*$"
 )
 _BOUND_AFTER = re.compile(  # what changes the meaning of a box that stands before it
-    rf"[\s]*(?:\\[,;:! ]\s*)*(?:[-+/]\s*(?:[\d(]|\\|[A-Za-z](?![A-Za-z]))|\*\s*[\d(]|\^(?!\s*\{{?\s*(?:\\circ|°))|_[\d{{]|[≠±·×÷√π]"  # noqa: E501
+    rf"(?i)[\s]*(?:\\[,;:! ]\s*)*(?:[-+/]\s*(?:[\d(]|\\|[A-Za-z](?![A-Za-z]))|\*\s*[\d(]|\^(?!\s*\{{?\s*(?:\\circ|°))|_[\d{{]|[≠±·×÷√π]"  # noqa: E501
     rf"|\\{_COMMANDS})|[\d(A-Za-z](?![A-Za-z(])|![\d!]"
     r"|[\s$]*(?:\\[,;:! \])]\s*)*(?:\\(?:text|mbox|mathrm)\s*\{)?\s*(?:hundred|thousand|million|billion|trillion|dozen)s?\b"  # noqa: E501
-    r"|[\s$,.]*(?:is|was|are)\s+(?:not|wrong|incorrect|false)\b|[\s$]*(?:is|was)n['’]t\b",
-    re.IGNORECASE,
+    r"|[\s$,.]*(?:is|was|are)\s+(?:not|wrong|incorrect|false)\b|[\s$]*(?:is|was)n['’]t\b"
 )
 _OR_AFTER = re.compile(
     r"(?:[\s$,]|\\[,;:! \])]|\\quad)*(?:\\(?:text|mbox)\s*\{\s*(?:or|and)\s*\}|\b(?:or|and)\b|\\(?:lor|vee)(?![A-Za-z]))\s*(?:\\[\[(])?[\s$]*"  # noqa: E501
@@ -91,23 +91,20 @@ _OR_AFTER = re.compile(
 )
 _EMPTY_BOX = re.compile(r"\s*(?:\\[hv]?phantom\s*\{[^{}]*\}\s*|\\(?:quad|qquad|[,;:! ])\s*|~|\$)*")
 _MARK = re.compile(
-    r"(?:\bfinal\s+answer\b|\banswer\b|\bans\b|\b(?:option|choice)(?=\s+is\b))[\"'”]?\**(?:['’]s\b|\s*(?:is\b|(?:would|should|must)\s+be\b|=|[:：]))\**\s*[:：=]?\s*"
-    r"(?:(?:therefore|thus|hence|equal\s+to|simply)\b\s*)?"
-    r"|^(?:#{1,6} |\*\*)(?:final )?answer[:：]?(?:\*\*)?[:：]?[ \t]*\n\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*"
-    r"|<answer>\s*",
-    re.IGNORECASE | re.MULTILINE,
+    r"(?im)(?:\banswer\b|\bans\b|\b(?:option|choice)(?=\s+is\b))"
+    r"(?:\s*\([^()\n]{1,40}\)|,?\s(?:to|in|for|of|as|then|therefore|thus|hence|here)\b(?:(?!\b(?:answer|is)\b)[^.:=\n$]){0,60})?[\"'”]?\**"
+    r"(?:['’]s\b|\s*(?:(?:is|equals|becomes)\b|(?:would|should|must|will|has\s+to)\s+be\b|(?:comes|works|turns)\s+(?:out\s+)?(?:to\s+be|to|as)\b|=|[:：→⇒]|->))"
+    r"\**\s*[:：=]?\s*(?:(?:therefore|thus|hence|equal\s+to|simply)\b\s*)?"
+    r"|^[^\w\n]*(?:(?:my|final|correct)\s)*answer[^\w\n]*\n[\s>]*|^\s*\|[^\w|\n]*(?:final\s)?answer[^|\n]*\|\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*|<answer>\s*"
 )
 _AFTERTHOUGHT = re.compile(
-    r"(?<=[^\s(])\s?\((?!mod\b|base\b|or\b|and\b|in\b)(?![^()]*(?:\b(?:not|wrong|incorrect|false|mistaken?|actually|rather|instead|should|no)\b|n['’]t))"
+    r"(?i)(?<=[^\s(])\s?\((?!mod\b|base\b|or\b|and\b|in\b)(?![^()]*(?:\b(?:not|wrong|incorrect|false|mistaken?|actually|rather|instead|should|no)\b|n['’]t))"
     r"(?:[a-z]{2,}|I|[$€£₹]?\d[\d.,]*)\s(?![-+*/=])[^()]*\)$"
-    r"|(?<=[^\s✅✔✓☑\ufe0f])\s?[✅✔✓☑\ufe0f]{1,3}$",
-    re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"(?:,\s*|\s)(?:because|since)\s+\S.*|,\s*as\s(?!I\b).*|,\s*(?:and\s+)?not\s+(?:[A-Z]|[$€£]?\d)[^,;]*$|,\s*(?:al)?though\s.*"
+    r"(?s)(?:,\s*|\s)(?:because|since)\s+\S.*|,\s*as\s(?!I\b).*|,\s*(?:and\s+)?not\s+(?:[A-Z]|[$€£]?\d)[^,;]*$|,\s*(?:al)?though\s.*"
     r"|(?P<remark>(?:,|\s[—–-])?\s+for\s+(?:all|every|any|each|some|integers?|real|positive|\$?[A-Za-z]\s*(?:\\neq?\b|≠|[<>]|\\[gl]eq?\b)).*"
-    r"|(?:,\s*|\s[—–-]\s+)(?:an?|the|who|which|where|with|assuming|exactly)\s.*)",
-    re.DOTALL,
+    r"|(?:,\s*|\s[—–-]\s+)(?:an?|the|who|which|where|with|assuming|exactly)\s.*)"
 )
 _FORMS = re.compile(  # between two forms of one answer, of which the second one may be rounded
     r"(?i)\s*(?:[,;]\s*)?(?:(?P<about>(?:\bwhich\s+is\s+|\bor\s+|\bi\.e\.,?\s+)?(?:≈|\\approx\b|\b(?:about|approximately|approx\b\.?|roughly)\s))"
@@ -123,25 +120,18 @@ _OPEN = re.compile(r",|\b(?:one|some|any|most) of\b|\b(?:is|are|was)\b.*\band\b|
 _PREDICATE = re.compile(
     r"(?is)(?:(?:so|thus|hence|therefore|together|finally),?\s)?(?P<before>[^;:]*(?:\b(?:is|are|was|were|equals|(?:will|would|must)\sbe|falls|facing)\b|['’]s\b))(?:\s+(?:at(?!\s(?:least|most))|that|equal\sto|given\sby))?:?\s+(?P<told>\S.*)"
 )
-_ONE_FORMULA = re.compile(
-    r"(?P<before>[^\d$\\]*)(?:\$(?P<number>[^$]+)\$|\\\((?P<formula>.+?)\\\))(?P<after>[^\d$\\]*)"
-)
-_ONE_BOLD = re.compile(r"(?P<before>[^*]*)\*\*(?P<number>[^*]*\d[^*]*)\*\*(?P<after>[^*]*)")
-_ONE_NUMBER = re.compile(
-    rf"(?P<before>[^\d{CURRENCIES}]*?)(?P<number>(?:[{CURRENCIES}]\s?)?(?<![^\s({CURRENCIES}])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)(?P<after>[^\d]*)"
-)
+_FORMULA = re.compile(r"(\$[^$]*[^$\s\\]\$(?!\d)|\\\(.+?\\\))")
+_NUMBER = re.compile(rf"((?:[{CURRENCIES}]\s?)?(?<![^\s({CURRENCIES}])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)")
 _TAKEN_BACK = re.compile(
-    r"(?:^|[.!?…\n(])[\s*]*(?:(?:hmm+|oh|well|but|ah)\W+)*(?:no\b(?=\s*[,.;:!—–-]|\s+wait)|wait\b|oops\b|sorry\b|scratch\s+that|correction\b|edit\s*:|rather\b|hold\s+on"
+    r"(?i)(?:^|[.!?…\n(])[\s*]*(?:(?:hmm+|oh|well|but|ah)\W+)*(?:no\b(?=\s*[,.;:!—–-]|\s+wait)|wait\b|oops\b|sorry\b|scratch\s+that|correction\b|edit\s*:|rather\b|hold\s+on"
     r"|on\s+second\s+thought|let\s+me\s+correct|strike\s+that)|\bcan(?:no|['’])t\s+be\s+(?:right|correct)"
     r"|\b(?:that|this|it|which|answer|result|value|i)(?:['’]s|\s+(?:is|was|seems|am))(?:n['’]t\s+|\s+not\s+|\s+)(?:(?<=t\s)(?:right|correct|true)|wrong|incorrect"
     r"|false|mistaken|an?\s+(?:mistake|error))\b|\bi\s+(?:\w+\s+)?(?:made|had)\s+an?\s+(?:\w+\s+)?(?:mistake|error)|\bmy\s+mistake"
-    r"|\bshould\s+(?:rather\s+|actually\s+)?(?:be|have\s+been)\W{1,4}\d|\bactually\b[^.\n]*\d",
-    re.IGNORECASE,
+    r"|\bshould\s+(?:rather\s+|actually\s+)?(?:be|have\s+been)\W{1,4}\d|\bactually\b[^.\n]*\d"
 )
 _SUPPOSED = re.compile(r"\b(?:if|hope|whether|unless|once)\b[^.!?\n]*$", re.IGNORECASE)
 _CORRECTED = re.compile(
-    rf"(?:\b(?:be|been|is|are|equals?|gives?|get|read|correction)\b|['’]s\b|=)[\s:*$]*([-−]?[{CURRENCIES}]?\s?\d[\d,]*(?:\.\d+)?(?:/\d+)?)",
-    re.IGNORECASE,
+    rf"(?i)(?:\b(?:be|been|is|are|equals?|gives?|get|read|correction)\b|['’]s\b|=)[\s:*$]*([-−]?[{CURRENCIES}]?\s?\d[\d,]*(?:\.\d+)?(?:/\d+)?)"
 )
 _HEADED = re.compile(r"####[ \t]*([^\n#]+)")
 _BEGINS_WITH_NUMBER = re.compile(r"(?!\d+[.):]\s)[-+−–$€£]*\s*\.?\d")  # items of a numbered list do not count
@@ -208,11 +198,7 @@ def boxed(text: str, alone: bool = True) -> str | None:
     for box in sorted((box for box in boxes if box[1] <= start), reverse=True)[:MOST_CANDIDATES]:
         joint = _JOINT.fullmatch(text, box[1], start) if start - box[1] <= 60 else None
         named = _NAMED_BEFORE.search(text, max(0, box[0] - 20), box[0]) if joint and joint["name"] else None
-        if (
-            joint is None
-            or (joint["name"] and not alone)
-            or (joint["name"] and (named is None or named[1] != joint["name"]))
-        ):
+        if joint is None or (joint["name"] and not (alone and named and named[1] == joint["name"])):
             break
         contents, start = [text[box[2] : box[3]].strip(), *contents], box[0]
     if alone and not _stands_alone(text, start, last[1], around[start], contents[-1]):
@@ -228,9 +214,8 @@ def _stands_alone(text: str, start: int, end: int, brace: int, content: str) -> 
     line = before.rsplit("\n", 1)[-1]
     if re.fullmatch(r"\s*[-+*]\s+|\s*\d+[.)]\s*", line):
         line = ""  # an item of a list
-    if _BOUND_BEFORE.search(line) or (
-        text[brace : brace + 1] == "{" and _INSIDE_OF.search(text[max(0, brace - 80) : brace])
-    ):
+    inside = text[brace : brace + 1] == "{" and _INSIDE_OF.search(text[max(0, brace - 80) : brace])
+    if inside or _BOUND_BEFORE.search(line):
         return False
     if _BOUND_AFTER.match(after) or (after.strip() and _corrected(text, end, content) is not None):
         return False
@@ -276,9 +261,8 @@ def written_answer(text: str) -> str | None:
         answer = _last_candidate(text, ((line, start + len(line)) for line, start in answers))
     if answer is None:
         answer = trim(text)
-        if re.fullmatch(r"\([A-J]\)|[A-J]", answer):
-            return answer
-        return answer if number(right_hand_side(answer, variable=False)) is not None else None
+        alone = re.fullmatch(r"\([A-J]\)|[A-J]", answer) or number(right_hand_side(answer, variable=False)) is not None
+        return answer if alone else None
     return answer or None
 
 
@@ -381,10 +365,9 @@ def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool |
         return int(answer) == int(truth)
     if (choice := _same_option(answer, truth)) is not None:
         return choice
-    if ":" in truth and (_NOON.search(answer) is None) != (_NOON.search(truth) is None):
-        answer, truth = (
-            _AFTERNOON.sub(lambda time: f"{int(time[1]) - 12}{time[2]} pm", text) for text in (answer, truth)
-        )
+    moment, told = moment_of(truth), moment_of(answer) if moment_of(truth) else None
+    if moment and told and ((same_time := same_moment(told, moment)) or moment[3:4] in ((), (None,))):
+        return same_time  # of dates, which would be differences as numbers
     right = reading(truth) or (reading(right_hand_side(truth)) if "=" in truth else None)
     if right is None:
         return _written_alike(answer, truth) or (None if option(truth) is None else False)
@@ -441,8 +424,6 @@ def _rounds_to(said: Tree, truth: str) -> bool:
     return abs(value[0] - label) <= Fraction(1, 2 * 10 ** len(decimal[2]))
 
 
-_NOON = re.compile(r"\d\W*(?:text\s*\{\s*)?[ap]\.?\s?m\b", re.IGNORECASE)
-_AFTERNOON = re.compile(r"\b(1[3-9]|2[0-3])(:\d\d)\b")
 _OR = re.compile(r"\bor\b")
 _DECIMAL_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{1,2}(?![0-9]))")  # as in 3,5 km for 3.5 km
 _WHOLE = re.compile(r"-?[0-9]{1,200}")
@@ -454,14 +435,15 @@ _EQUATION = re.compile(r"\d\s*=\s*[$€£]?\s*-?\d")
 _THOUSANDS = re.compile(r"([-+]?\s*[$€£]?\s*[-+]?)([0-9]{1,3}(?:,[0-9]{3})+)((?:\.[0-9]+)?(?![0-9,])[^0-9,]*)")
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
 _OPTION = re.compile(
-    r"\s*(?:(?:it is|option|choice|answer)\s+)*(?:\(\s*([A-Ja-j])\s*\)|\[\s*([A-Ja-j])\s*\]|([A-Ja-j])\s*(?:[).:：→]"
-    r"|\\(?:right|long)?(?:arrow|to|rightarrow)(?![A-Za-z])|$|—\s|[-–]\s(?=[A-Za-z]{3})))\s*(.*)",
-    re.DOTALL | re.IGNORECASE,
+    r"(?is)\s*(?:(?:it is|option|choice|answer)\s+)*(?:\(\s*([A-J])\s*\)|\[\s*([A-J])\s*\]|([A-J])\s*(?:[).:：→]"
+    r"|\\(?:right|long)?(?:arrow|to|rightarrow)(?![A-Za-z])|$|—\s|[-–]\s(?=[A-Za-z]{3})))\s*(.*)"
 )
 _OTHER_OPTION = re.compile(
     r"\([A-J]\)|(?<![A-Za-z])[A-H][).](?:\s|$)|\b(?:or|but|not|rather)\s+\(?[A-H]\b(?!['’])|^(?:and|,)\s*\(?[A-H]\b"
 )
-_LETTERS = re.compile(r"(?<![\w'’])(?:[B-J]|A(?=[,;)]|\s(?:is|was|and|n?or|fits|too)\b)|(?<=ption )A)(?![\w'’])")
+_LETTERS = re.compile(
+    r"(?<![\w'’])(?:[B-HJ]|I(?!\s[a-z])|A(?=[,;)]|\s(?:is|was|and|n?or|fits|too)\b)|(?<=ption )A)(?![\w'’])"
+)
 _OTHERS = re.compile(  # a sentence about options
     r"(?i)(?:^|(?<=[.;!]\s))(?:(?:none\sof|neither|both|because|since|as)\s)?(?:the\s)?(?:(?:other|remaining)\s)?(?:(?:option|choice|answer)s?\s)?\(?[A-J]\b(?!['’])(?:[^.;!](?!\b(?:so|hence|it\sis)\b))*[.;!]?"
 )
@@ -470,16 +452,14 @@ _AFFIRMED = re.compile(  # what may make another answer right
     r"(?i)(?<!\bnot\s)(?<!n['’]t\s)\b(?:right|correct|true|yes|best|better|closer|fits?|but|however|rather|instead|actually|wait|answer|unless|except|maybe|perhaps|sorry|otherwise|doubt|if)\b|(?:\bnot|n['’]t)\s+(?:\w+\s+)?(?:wrong|incorrect|false)\b|\?"
 )
 _HEDGED = re.compile(
-    r"^\s*[-+*/^=<>?!&|;,]|\?|\b(?:not|no|never|none|neither|nor|cannot|wrong|incorrect|false|untrue|or|but|instead|rather|actually|"
+    r"(?i)^\s*[-+*/^=<>?!&|;,]|\?|\b(?:not|no|never|none|neither|nor|cannot|wrong|incorrect|false|untrue|or|but|instead|rather|actually|"
     r"wait|maybe|perhaps|possibly|unsure|unlikely|doubt(?:ful)?|guess|correction|sorry|except|unless|either)\b|n['’]t\b"
-    r"|(?<![A-Za-z])(?-i:[B-HJ])(?![A-Za-z'’])|\b(?:option|choice|answer|is|also|and|to)\s+\(?(?-i:[A-J])\b",
-    re.IGNORECASE,
+    r"|(?<![A-Za-z])(?-i:[B-HJ])(?![A-Za-z'’])|\b(?:option|choice|answer|is|also|and|to)\s+\(?(?-i:[A-J])\b"
 )
 _OTHERS_DENIED = re.compile(  # and what options often say of themselves
-    r"\b(?:none|neither|both) of (?:these|them|the above)\b|\bno (?:real )?solutions?\b|\b(?:does|do) not exist\b"
+    r"(?i)\b(?:none|neither|both) of (?:these|them|the above)\b|\bno (?:real )?solutions?\b|\b(?:does|do) not exist\b"
     r"|\bcannot be determined\b|\bnot enough information\b|\b(?:all |every |none of )?(?:the )?other(?:s| options?| choices?| answers?)?\s+(?:is|are)(?:n['’]t| not)?\s*"  # noqa: E501
-    r"(?:all )?(?:wrong|incorrect|false|correct|right)\b",
-    re.IGNORECASE,
+    r"(?:all )?(?:wrong|incorrect|false|correct|right)\b"
 )
 
 
@@ -544,30 +524,41 @@ def is_hedged(text: str) -> bool:
 
 
 def _written_alike(answer: str, truth: str) -> bool:
-    return normal(answer) == normal(truth) != "" or (_date(truth) is not None and _date(answer) == _date(truth))
+    return normal(answer) == normal(truth) != "" or same_name(answer, truth)
 
 
-_MONTHS = str.split("january february march april may june july august september october november december")
-_DATE = re.compile(
-    r"(?:on )?(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?(?:the )?(?:(\d{1,2})(?:st|nd|rd|th)?,? (?:of )?)?"
-    r"([a-z]{3,9})\.?"
-    r"(?: (?:the )?(\d{1,2})(?:st|nd|rd|th)?)?(?:,? (\d{4}))?|(\d{4})-(\d\d)-(\d\d)"
+def same_name(answer: str, truth: str) -> bool:
+    """Whether two names have the same words, of which one may be short for the other, as in "Franklin D. Roosevelt".
+
+    >>> [same_name(name, "Franklin D. Roosevelt") for name in ("President Franklin Delano Roosevelt", "Franklin E. Roosevelt")]
+    [True, False]
+    >>> same_name("Mt. Everest", "Mount Everest"), same_name("São Paulo", "Sao Paulo"), same_name("Jean Paul Sartre", "jean-paul Sartre")
+    (True, True, True)
+    """  # noqa: E501
+    answer, truth = unfold(answer[:LONGEST_ANSWER]), unfold(truth[:LONGEST_ANSWER])
+    if _SIGN.search(answer + truth) or re.search("[0-9]", truth):
+        return False
+    mine, theirs = map(_NAME.findall, (answer if _TITLE.match(truth) else _TITLE.sub("", answer), truth))
+    return len(mine) == len(theirs) and any(len(word) > 2 for word in theirs) and all(map(_is_short_for, mine, theirs))
+
+
+def _is_short_for(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    return short.rstrip(".") == long.rstrip(".") or (
+        short.endswith(".") and bool(re.match(".*".join(short[:-1]), long))
+    )
+
+
+def unfold(text: str) -> str:
+    """``text`` in small letters without accents."""
+    return re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", plain(text).casefold()))
+
+
+_NAME = re.compile(r"[^\W_]+\.?")
+_TITLE = re.compile(
+    r"(?:the\s+)?(?:(?:president|king|queen|prince|princess|sir|dame|lord|lady|dr\.?|doctor|mrs?\.?|ms\.?|prof(?:essor)?\.?|general|captain|pope"
+    r"|emperor|(?:city|state|country|town|island|river|planet|element|novel|film|band|author|kingdom|republic)(?:\s+of)?)\s+)+"
 )
-
-
-def _date(text: str) -> tuple[int, int, int] | None:
-    """The year, the month and the day of a date, 0 where it has none; or None.
-
-    >>> _date("May 5th, 2021"), _date("2021-05-05"), _date("the 5th of May"), _date("5 cats")
-    ((2021, 5, 5), (2021, 5, 5), (0, 5, 5), None)
-    """
-    match = _DATE.fullmatch(plain(text).lower()) if len(text) <= 100 else None
-    if match is None:
-        return None
-    if match[5]:
-        return int(match[5]), int(match[6]), int(match[7])
-    month = next((n for n, name in enumerate(_MONTHS, 1) if name.startswith(match[2])), None)
-    return (int(match[4] or 0), month, int(match[1] or match[3] or 0)) if month else None
 
 
 def normal(text: str) -> str:
@@ -613,9 +604,7 @@ def is_mathematics(text: str) -> bool:
     >>> [is_mathematics(t) for t in ("no", "5 6", "5$ $6", "correct", "5+", "1=2=3", "9^{9^9}", "2^{99999}", "(9!)!")]
     [False, False, False, False, False, False, False, False, False]
     """
-    if len(text) > LONGEST_MATHEMATICS or re.search(r"=[^=]*=", text):
-        return False
-    return reading(text) is not None
+    return len(text) <= LONGEST_MATHEMATICS and not re.search(r"=[^=]*=", text) and reading(text) is not None
 
 
 def grade_mathematics(text: str, truth: str) -> Grade:
@@ -659,7 +648,13 @@ def marked(text: str) -> list[tuple[str, str, int]]:
         elif mark[0][:1] == "<" and all(map(is_mathematics, line.split("\n"))):
             line = ", ".join(line.split("\n"))
         line = line.split("\n", 1)[0]
-        line = line[1:].split(line[0], 1)[0] if line[:1] in ("'", '"') else line
+        line = (
+            line[1:].split(line[0], 1)[0]
+            if line[:1] in ("'", '"')
+            else line.split("|", 1)[0]
+            if "|" in mark[0]
+            else line
+        )
         pairs.append((CLAUSES.split(before)[-1], line, mark.end()))
     return pairs
 
@@ -741,9 +736,7 @@ def _one_of_its_forms(text: str) -> str | None:
         return None
     if text.count("$") % 2 == 0 and ("\\" in text or text.count("$") > 2):
         text = text.replace("$", "")
-    joint = min(
-        _FORMS.finditer(text), key=lambda joint: (joint["same"] is joint["about"], "=" in joint[0]), default=None
-    )
+    joint = min(_FORMS.finditer(text), key=lambda one: (one["same"] is one["about"], "=" in one[0]), default=None)
     if joint is None:
         return None
     first, second = trim(text[: joint.start()]), trim(text[joint.end() :])
@@ -771,24 +764,22 @@ def in_a_sentence(text: str) -> str | None:
     """  # noqa: E501
     if len(text) > LONGEST_MATHEMATICS:
         return None
-    match = _ONE_BOLD.fullmatch(text)  # where one number is bold, others may stand beside it
-    if match is not None:
-        beside = [re.sub(r"[$€£]?\d[\d.,%]*", "", match[place]) for place in ("before", "after")]
-        alone = number(match["number"]) is not None and surrounds(beside[0], True) and surrounds(beside[1], False)
-        return match["number"] if alone else None
     text = _without_reason(text)
     says = _PREDICATE.fullmatch(text)
     if says is not None and _introduces(says["before"]) and (whole := _read_candidate(says["told"])):
         return whole
-    match = _ONE_FORMULA.fullmatch(text) or _ONE_NUMBER.fullmatch(plain(spelled_in_digits(text)))
-    if match is None or not surrounds(match["before"], True) or not surrounds(match["after"], False):
+    pieces = _FORMULA.split(text)
+    before, *rest = pieces if len(pieces) > 1 else _NUMBER.split(plain(spelled_in_digits(text)))
+    told, beside = [trim(one) for one in rest[::2]], rest[1::2]
+    for place, words in enumerate(beside):
+        unit, _, others = words.strip().partition(" ")
+        if unit and words[0] == " " and (number(f"1 {unit}") not in (None, 1) or unit_of(unit)):
+            told[place], beside[place] = f"{told[place]} {trim(unit)}", others
+    after = re.sub(r"\(([^()]*)\)", r" \1 ", " ".join(beside))
+    listed = re.search(r"\band\b", " ".join(beside[:-1]))  # as in 24 rolls and 24 cakes
+    if not told or listed or not (surrounds(before, True) and surrounds(after, False) and reading(told[0])):
         return None
-    if match.re is _ONE_FORMULA and (formula := match["number"] or match["formula"]):
-        return formula if reading(formula) is not None else None
-    following = match["after"].split()
-    unit = following and (number(f"1 {following[0]}") not in (None, 1) or unit_of(following[0]))
-    told = f"{match['number']} {trim(following[0])}" if unit else match["number"]
-    return told if number(told) is not None else None
+    return told[0] if all(same_answer(one, told[0]) for one in told) else None
 
 
 def _introduces(before: str) -> bool:
@@ -806,45 +797,105 @@ def _corrected(text: str, end: int, answer: str) -> str | None:
     return None if told[-1] and same_answer(told[-1], right_hand_side(answer)) else told[-1]
 
 
-def answer_in_words(text: str, truth: str) -> str | None:
-    """What ``text`` marks as its answer, as it reads where ``truth`` is words, or None if it marks none.
+def stated(text: str, truth: str) -> str | None:
+    """What the statement that ``text`` marks as its answer tells of the kind of thing that ``truth`` is: an option, a date
+    or a time, a set or the like, or words. None if it marks none, and "" if it takes this back.
 
-    >>> [answer_in_words(f"Answer: {told}", "Emma") for told in ("Emma", "It is **Emma**.", "Emma, who won", "Emma has it.")]
+    A thing is told if it is the only one of its kind there, and nothing beside it denies or changes it.
+
+    >>> [stated(f"Answer: {told}", "Emma") for told in ("Emma", "It is **Emma**.", "Emma, who won", "Emma has it.")]
     ['Emma', 'Emma', 'Emma', 'Emma']
-    >>> [answer_in_words(f"Answer: {told}", "Emma") for told in ("Emma or Ann", "not Emma", "Emma. No, Ann.", "Emma lost to Ann")]
+    >>> [stated(f"Answer: {told}", "Emma") for told in ("Emma or Ann", "not Emma", "Emma. No, Ann.", "Emma lost to Ann")]
     ['Emma or Ann', 'not Emma', '', 'Emma lost to Ann']
+    >>> stated("Answer: It was on 3 May 2021.", "2021-05-03"), stated("Answer: I would pick D (12 cm)", "D")
+    ('2021-05-03', 'D')
     """  # noqa: E501
     text = spoken(text)[-LONGEST_TEXT:]
-    lines = [(head[1], head.start(1)) for head in _HEADED.finditer(text)]
+    lines = [(box, len(text))] if (box := boxed(text)) else []
+    lines = lines or [(head[1], head.start(1)) for head in _HEADED.finditer(text)]
     lines = lines or [(line, start) for before, line, start in marked(text) if _asserted(before)]
     if not lines:
         return None
     line, start = lines[-1]
-    readings = list(_readings_in_words(line.strip()))
+    readings = list(_readings(line.strip(), truth))
     told = next((told for told in readings if same_answer(told, truth)), readings[0])
     return told if _corrected(text, start + len(told), "") is None else ""
 
 
-def _readings_in_words(line: str) -> Iterator[str]:
-    """What a line may tell in words: itself, without a remark, what it says of its subject, and its subject."""
+def _readings(line: str, truth: str) -> Iterator[str]:
+    """What a line may tell: itself; the only thing of the kind of ``truth``; and in words, what it says of its subject,
+    its subject, and what stands before a remark or in bold."""
     yield trim(line)
     if len(line) > LONGEST_MATHEMATICS:
         return
     whole = trim(_EMPHASIS.sub(r"\2", line))
+    sentence = _first_sentence(whole)
     yield whole
-    if verdict := _VERDICT.fullmatch(whole):
+    right, tree = option(truth), reading(truth)
+    if right:
+        rest = _without_others(whole, right[0])
+        before, _, after = rest.partition(right[0])
+        alone = not right[1] and set(_LETTERS.findall(rest)) == {right[0]} and re.search("[a-z]{3}", before)
+        if alone and leaves(before.rstrip("([ "), after.lstrip(")]. ")) and not is_hedged(after.lstrip(")].,: ")):
+            yield right[0]
+    elif moment := moment_of(truth):
+        found, before, after = moments(sentence)
+        alike = found and all(same_moment(one, moment) and (one[-1] or not moment[-1]) for one in found)
+        if alike and leaves(before, after):
+            yield truth
+    elif tree:
+        told = [one for one in _GROUP.findall(sentence) if (kind := reading(one)) and kind[0][0] in _COLLECTIONS]
+        before, *beside = _GROUP.split(sentence)
+        if tree[0][0] in _COLLECTIONS and told and leaves(before, " ".join(beside)):
+            yield from told[:1] if all(same_answer(one, told[0]) for one in told) else ()
+    elif verdict := _VERDICT.fullmatch(whole):
         denied = verdict[1].lower() in ("yes", "true") and _UNASSERTED.search(verdict[2])
         if not denied and not _AFFIRMED.search(verdict[2]):
             yield verdict[1]
-        return
-    head = trim(_without_reason(trim(_AFTERTHOUGHT.sub("", trim(_first_sentence(whole))))))
-    says, subject = _PREDICATE.fullmatch(head), _SUBJECT.fullmatch(head)
-    yield head
-    yield _ARTICLE.sub("", says["told"] if says and _introduces(says["before"]) else head)
-    if subject and not (_HEDGED.search(subject[2]) or _RIVAL.search(subject[2])):
-        yield subject[1]
+    else:
+        head = trim(_without_reason(trim(_AFTERTHOUGHT.sub("", trim(sentence)))))
+        yield head
+        aside, bold = _REMARK.fullmatch(sentence), _BOLD.fullmatch(_first_sentence(line))
+        if aside and leaves("", aside[2]):
+            yield (head := trim(aside[1]))
+        says, subject = _PREDICATE.fullmatch(head), _SUBJECT.fullmatch(head)
+        before, itself, after = unfold(sentence).partition(normal(truth) if _WHOLLY.match(normal(truth)) else "\0")
+        if itself and re.fullmatch(r"s?(?!\w)\D*", after) and leaves(before, after):
+            yield truth
+        yield _ARTICLE.sub("", says["told"] if says and _introduces(says["before"]) else head)
+        if subject and not (_HEDGED.search(subject[2]) or _RIVAL.search(subject[2])):
+            yield subject[1]
+        if bold and leaves(bold[1], bold[3]) and not _RIVAL.search(bold[3]):
+            yield from _readings(bold[2], truth)
 
 
+def leaves(before: str, after: str) -> bool:
+    """Whether what stands before and after something that is told leaves it as it is: nothing denies or changes it.
+
+    >>> leaves("The process is called ", " by chemists"), leaves("the day after ", ""), leaves("", " (or nothing)")
+    (True, False, False)
+    """
+    if _SIGN.search(before + "\n" + after):
+        return False
+    before, after = (re.sub(r"[^\w\s'’]|[\d_]", " ", words) for words in (before, after))
+    words = f"{before}\n{after}"
+    return is_prose(before) and not (_UNASSERTED.search(words) or _HEDGED.search(words) or _ALTERS.search(words))
+
+
+_SIGN = re.compile(r"[\\=<>+*^~¬|≠∉±√∪∩]|(?<!\w)-")
+# labels that say it all
+_WHOLLY = re.compile(r"(?:no|not|none|never|cannot|does|do|infinit\w*|all|every)\s\w|(?:undefined|impossible)$")
+_COLLECTIONS = ("set", "tuple", "matrix", "union", "ratio", "base", "relation")
+_GROUP = re.compile(r"\$\$?[^$]+\$\$?|\\\(.+?\\\)|[\[({][^()\[\]{}]*,[^()\[\]{}]*[\])}]|[0-9]+(?:\s?[:∶]\s?[0-9]+)+")
+_BOLD = re.compile(r"([^*]*)\*\*([^*]+)\*\*([^*]*)", re.DOTALL)
+_REMARK = re.compile(
+    r"(?s)([^,:(—–]+?)(?:,\s+(?=(?:the|an?|wh\w+|in|on|at|of|from|for|as|with|near|by|one)\s)|:\s|\s[—–-]+\s|\s\()(.+)"
+)
+_ALTERS = re.compile(
+    r"\b(?:than|before|after|until|once|beside|behind|next|near|opposite|below|above|under|between|like|away|anything"
+    r"|everyone|fool|thought|says?|said|formerly|minus|plus|without|almost|nearly|one of|some|any|most|each|every)\b"
+    r"|\n.*\b(?:so|hence|thus)\b"
+)
 _ARTICLE = re.compile(r"(?:on |in )?(?:an? |the )?", re.IGNORECASE)
 _VERDICT = re.compile(r"(yes|no|true|false)\b\s*[,.;:!—–(-]\s*(.*)", re.IGNORECASE | re.DOTALL)
 _SUBJECT = re.compile(r"(.{1,40}?)\s+(?:is|was|has|had|won|wins|will|does|did|gets|got|comes)\s+(.*)", re.DOTALL)
@@ -857,9 +908,7 @@ def is_equations(text: str) -> bool:
     >>> [is_equations(text) for text in ("x^2+y^2=1", "a = 1, b = 2", "4 = 5", "1 = 2 = 3", "x")]
     [True, True, False, False, False]
     """
-    tree = reading(text) if len(text) <= LONGEST_MATHEMATICS else None
-    if tree is None:
-        return False
+    tree = (reading(text) if len(text) <= LONGEST_MATHEMATICS else None) or [("",)]
     if tree[0][0] == "relation":
         return set(tree[0][1]) == {"="} and any(real_value(side) is None for side in tree[0][2:])
     return tree[0][0] == "list" and all(part[0] == "relation" for part in tree[0][1:])

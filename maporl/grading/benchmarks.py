@@ -10,17 +10,17 @@ from typing import Any
 
 from maporl.grading.answers import (
     LONGEST_LABEL,
-    answer_in_words,
     canonical,
     option,
     reading,
     right_hand_side,
     same_answer,
+    stated,
     too_long,
     written_answer,
 )
 from maporl.grading.numbers import plain
-from maporl.grading.values import Budget, real_value
+from maporl.grading.values import Budget, paired, real_value
 from maporl.types import Grade
 
 MOST_LISTED = 32
@@ -33,7 +33,9 @@ def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None
 
     ``meta`` may hold two columns of OlympiadBench: ``is_multiple_answer`` (the label lists several answers, in any
     order) and ``error`` (how far a number may be off). A label that is neither a number nor mathematics is compared as
-    it is written, but for typesetting.
+    it is written, but for typesetting. Where the label is an option, a date, a time of day, a set or the like, or
+    words, the statement that a text marks tells it if it holds no other thing of that kind, and if no word beside it
+    denies or changes it.
 
     >>> grade_benchmark(r"thus \boxed{2, 1}", "1, 2", {"is_multiple_answer": True}).correct
     True
@@ -47,6 +49,8 @@ def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None
     (True, True)
     >>> grade_benchmark("I cannot say.", "7").correct, grade_benchmark("Answer: Evelyn", "Evelyn").correct
     (False, True)
+    >>> [grade_benchmark(f"Answer: It was signed {when} 2019.", "2019-11-05").correct for when in ("on 5 November", "after 5 November")]
+    [True, False]
     """  # noqa: E501
     if len(truth) > LONGEST_LABEL:
         return Grade(None, None, too_long(truth))
@@ -56,29 +60,22 @@ def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None
         return Grade(None, None, f"the label lists more than {MOST_LISTED} answers")
     answer = written_answer(text)
     in_words = reading(truth) is None and option(truth) is None and not _BOXED.search(text)
-    if in_words and (answer is None or not same_answer(answer, truth)):
-        answer = answer_in_words(text, truth) or answer  # words are not passed over where the label is words
+    if (answer is None or not same_answer(answer, truth)) and (told := stated(text, truth)) is not None:
+        answer = told or answer if in_words or same_answer(told, truth) else answer
     if answer is None:
         return Grade(None, False, "no final answer in the asked form")
     correct = _same_set(answer, truth) if several else False
     correct = correct or _within(answer, truth, meta) or bool(same_answer(answer, truth))
-    return Grade(
-        canonical(right_hand_side(answer)), correct, "equals the label" if correct else "differs from the label"
-    )
+    reason = "equals the label" if correct else "differs from the label"
+    return Grade(canonical(right_hand_side(answer)), correct, reason)
 
 
 def _same_set(answer: str, truth: str) -> bool:
     """Whether the answers can be paired with the labels, each with an equal one and with none left over."""
-    answers, left = _listed(answer), _listed(truth)
-    if len(answers) != len(left):
-        return False
     budget = Budget()
-    for one in answers:
-        met = next((place for place, other in enumerate(left) if one == other or same_answer(one, other, budget)), None)
-        if met is None:
-            return False
-        del left[met]
-    return True
+    return paired(
+        _listed(answer), _listed(truth), lambda one, other: one == other or bool(same_answer(one, other, budget))
+    )
 
 
 def _listed(text: str) -> list[str]:

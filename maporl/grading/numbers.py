@@ -19,7 +19,7 @@ _QUANTITY = re.compile(
     r"|(?P<decimal>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?<=[0-9])(?:[eE][-+]?[0-9]{1,3})?)"
     r")"
     r"(?:\s*\((?P<name>[A-Za-z]+(?:[- ][A-Za-z]+)?)\))?"
-    rf"(?:\s*[%{CURRENCIES}]|\s*°[CF]?|(?P<space>\s*)(?P<unit>(?:{_LETTERS}+[.²³]?(?:\s+|/|$)){{0,4}}))"
+    rf"(?:\s*[%{CURRENCIES}]|\s*°[CF]?)?(?P<space>\s*)(?P<unit>(?:(?<![%°{CURRENCIES}]){_LETTERS}+[.²³]?(?:\s+|/|$)){{0,4}})"
 )
 _MAGNITUDES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _words = str.split
@@ -38,7 +38,9 @@ _SPELLED = re.compile(  # as in "two hundred and five thousand", "two thirds" an
     rf"{_UNDER_1000}(?: (?:trillion|billion|million|thousand|dozen))?)"
     rf"(?:(?: and (?P<top>{_UNDER_100}))?[- ](?P<part>{'|'.join(_PARTS)})s?)?(?: (?P<unit>[a-z]+(?: [a-z]+){{0,3}}))?"
 )
-_SPELLED_IN = re.compile(rf"\b(?:{_UNDER_1000}(?: (?:trillion|billion|million|thousand),?(?: and)? ?)?)+(?<! )\b")
+_SPELLED_IN = re.compile(
+    rf"(?i)\b(?:{_UNDER_1000}(?: (?:trillion|billion|million|thousand|dozen),?(?: and)? ?)?)+(?<! )\b"
+)
 _OF_A = re.compile(rf"^(?=half\b)|\ban? (?=(?:{'|'.join([*_PARTS, *_MAGNITUDES])})s?\b)")
 _FOREIGN = re.compile(  # 1.234.567, 1.234,5 and 1'234, and 12,34,567 as in India
     r"(?P<whole>[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}|(?:\.[0-9]{3})+(?=,[0-9])|(?:['’_][0-9]{3})+)|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})"
@@ -51,10 +53,8 @@ _SHORT_UNITS = frozenset(  # units of two letters, and units of three that may f
     )
 )
 _NO_UNIT = re.compile(
-    "(?:"
-    + "|".join([*_SMALL, *_TENS, *_MAGNITUDES])
-    + "|half|halves|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth"
-    "|tenth|eleventh|twelfth|twentieth|hundredth|thousandth|millionth|billionth|score|gross|lakh|crore|mil|mille|tausend"
+    f"(?:{'|'.join([*_SMALL, *_TENS, *_MAGNITUDES, *_PARTS])}|halves|eleventh|twelfth|twentieth|hundredth|thousandth"
+    "|millionth|billionth|score|gross|lakh|crore|mil|mille|tausend"
     "|millones|millionen|milliard|doubled?|twice|tripled?|thrice|halved|quadrupled?|nil|nought|infinity"
     "|plus|minus|times?|over|divided|multiplied|added|subtracted|squared|cubed|factorial|root|sqrt|modulo|mod|power|raised"
     "|point|negative|positive|below|under|sin|cos|tan|log|exp|alpha|beta|gamma|theta|lambda|omega|and|but|not|nor|n?either"
@@ -141,7 +141,7 @@ _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | dict.from
 )
 _WIDE |= dict(zip(map(ord, "−、。⁄º∕∶¢∠"), ("-", ",", ".", "/", "°", "/", ":", " cents", "\\angle "), strict=True))
 _WIDE |= {code: unicodedata.normalize("NFKC", chr(code)) for code in range(0x1D400, 0x1D800)}  # letters of mathematics
-_WIDE |= dict.fromkeys([0x2705, 0x2714, 0xFE0F, *range(0x1F300, 0x1FB00)], "")  # pictures
+_WIDE |= dict.fromkeys([0x2611, 0x2705, 0x2713, 0x2714, 0xFE0F, *range(0x1F300, 0x1FB00)], "")  # pictures
 _ODD_DIGIT = re.compile(r"(?![0-9])\d")
 _WIDE |= {
     code: " {}/{}".format(*Fraction(unicodedata.numeric(chr(code))).limit_denominator(10).as_integer_ratio())
@@ -222,14 +222,11 @@ def _without_typesetting(text: str) -> str:
     text = re.sub(r"\{,\}(?=[0-9]{3}(?![0-9]))", ",", text)
     text = re.sub(r"(?<=[0-9])\{,\}(?=[0-9])", ".", text)
     text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|\{\s*°\s*\})|\\(?:text)?degree(?![A-Za-z])", "°", text)
-    text = _LAYOUT.sub(
-        lambda match: "" if match[0].startswith((r"\left", r"\right", r"\big", r"\Big", r"\phantom")) else " ", text
-    )
+    tight = (r"\left", r"\right", r"\big", r"\Big", r"\phantom")
+    text = _LAYOUT.sub(lambda match: "" if match[0].startswith(tight) else " ", text)
     for _ in range(2):  # one command in the other
         text = _WORDS_IN.sub(lambda match: "\\" + match[1] + " " if match[1] in _NAMED else " " + match[1], text)
-        text = _STYLED.sub(
-            lambda match: match[1] if len(match[1]) == 1 or match[1].isdigit() else f"{{{match[1]}}}", text
-        )
+        text = _STYLED.sub(lambda one: one[1] if len(one[1]) == 1 or one[1].isdigit() else f"{{{one[1]}}}", text)
     text = _WRAPPER.sub(" ", text)  # what holds braces itself stays a group
     text = re.sub(r"\\(begin|end)\{(?:array\}\s*(?:\{[clr|@ ]*\})?|smallmatrix\})", r"\\\1{matrix}", text)
     if "^" in text or "°" in text:
@@ -328,7 +325,8 @@ def spelled_in_digits(text: str) -> str:
     """
     if not text.isascii() or any(sign.isdigit() for sign in text):
         return text
-    return _SPELLED_IN.sub(lambda match: match[0] if match[0] == "one" else str(_count(match[0])), text)
+    text = re.sub(r"\ba dozen\b", "one dozen", text, flags=re.IGNORECASE)
+    return _SPELLED_IN.sub(lambda one: one[0] if one[0].lower() == "one" else str(_count(one[0].lower())), text)
 
 
 def surrounds(words: str, before: bool) -> bool:
@@ -339,6 +337,7 @@ def surrounds(words: str, before: bool) -> bool:
     >>> surrounds("eggs a day", False), surrounds("or so", False)
     (True, False)
     """
+    words = words.replace("left over", "left")
     if not is_prose(words):
         return False
     kept = [word.lower() for word in re.findall(r"[^\W\d_]+", words) if word.lower() not in _KEEP]
@@ -354,15 +353,12 @@ def is_prose(words: str) -> bool:
 
 _WORDS_BESIDE = re.compile(r"(?:[^\W\d_]|[\s,:≈]|(?<=\w)[-'’.](?=\w)|(?<=s)['’](?=\s))*")
 _CHANGES = re.compile(
-    r"\b(?:no|or|if|none|could|might|doubt|guess|suppose|unsure|double|triple|adding|subtracting|multiplying|dividing"
-    r"|question|problem|step|mistake|bound|said|complement|reciprocal|opposite|at (?:least|most)"
+    r"(?i)\b(?:no|or|if|none|could|might|doubt|guess|suppose|unsure|double|triple|adding|subtracting|multiplying"
+    r"|dividing|question|problem|step|mistake|bound|said|complement|reciprocal|opposite|at (?:least|most)"
     r"|up to|far from|out of|each of)\b|\b(?:from|over|beyond|nor|before|after|until|almost|nearly)\s*$"
-    r"|n['’]t\b|(?:^|\s)(?![aAI]\b)[A-Za-z]\s*$",
-    re.IGNORECASE,
+    r"|n['’]t\b|(?:^|\s)(?![aAI]\b)[A-Za-z]\s*$"
 )
-_KEEP = frozenset(
-    _words(
-        "that which when where while then thus therefore hence and equal equals score power a an i s is it of in on to"
-    )
-    + _words("at am pm by he be as we us my me do go she her his so")
-)
+_KEEP = frozenset(_words(
+    "that which when where while then thus therefore hence and equal equals score power a an i s is it of in on to at "
+    "am pm by he be as we us my me do go she her his so"
+))  # fmt: skip

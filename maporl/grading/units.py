@@ -111,7 +111,9 @@ def unit_ratio(answer: str, truth: str) -> Any:
     if not mine or not theirs or "unit" in mine + theirs:
         return 1
     units = [unit_of(words) for words in (mine, theirs)]
-    if units != [None, None] and units[0] != units[1]:
+    alone = any(not re.search(r"/|\bper\b", words) for words in (mine, theirs))
+    rates = [unit and unit.split("/")[0] in (*CURRENCIES, "%", "cent") and unit.split("/")[0] for unit in units]
+    if units != [None, None] and units[0] != units[1] and not (rates[0] and rates[0] == rates[1] and alone):
         (kind, size), (other, base) = (_size(unit or "") for unit in units)
         return ("div", size, base) if kind == other else None
     if units[0] is not None:
@@ -124,9 +126,8 @@ def _size(unit: str) -> tuple[Any, Any]:
     """What is measured by a unit such as cm2 or km/h, and its size as a tree. An unknown unit measures itself."""
     match = re.fullmatch(r"([^23/]+)([23]?)(?:/([^23/]+))?", unit)
     one = ("number", Fraction(1))
-    (kind, size), (over, base) = (
-        _SIZES.get(part or "", (part, one)) for part in (match.group(1, 3) if match else (unit, ""))
-    )
+    parts = match.group(1, 3) if match else (unit, "")
+    (kind, size), (over, base) = (_SIZES.get(part or "", (part, one)) for part in parts)
     power = match[2] if match else ""
     return (kind, power, over), ("div", ("pow", size, ("number", Fraction(power or 1))), base)
 
@@ -160,9 +161,9 @@ def _words(text: str) -> str:
     plainly = plain(text)
     if plainly.lstrip("-+ ")[:1] in tuple(CURRENCIES):
         return plainly.lstrip("-+ ")[0]
-    words = split_unit(in_one_unit(plainly) or text)[1]
+    body, words = split_unit(in_one_unit(plainly) or text)
     if words:
-        return words
+        return f"{body[-1]} {words}" if body[-1] in ("%", *CURRENCIES) else words
     text = plainly[-60:]
     if text[-1:] in ("°", "%", *CURRENCIES):
         return text[-1]

@@ -11,7 +11,7 @@ The work is bounded by :class:`Budget`, which counts the digits that are compute
 import math
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -197,18 +197,26 @@ def _ordered(a: Sequence[Tree], b: Sequence[Tree], budget: Budget) -> bool:
 
 def _unordered(a: Sequence[Tree], b: Sequence[Tree], budget: Budget) -> bool:
     """Whether each of ``a`` has one of ``b`` that is the same, and none is left over."""
-    if len(a) != len(b) or len(a) > MOST_LISTED:
-        return False
-    left = list(b)
-    for one in a:
-        met = next((place for place, other in enumerate(left) if other == one), None)
-        if met is None:
-            alike = (place for place, other in enumerate(left) if (one[0] == "set") == (other[0] == "set"))
-            met = next((place for place in alike if _same(one, left[place], budget)), None)  # not {4} for 4
+
+    def alike(one: Tree, other: Tree) -> bool:
+        return one == other or ((one[0] == "set") == (other[0] == "set") and _same(one, other, budget))  # not {4} for 4
+
+    return len(a) <= MOST_LISTED and paired(a, b, alike)
+
+
+def paired(ones: Sequence[Any], others: Sequence[Any], alike: Callable[[Any, Any], bool]) -> bool:
+    """Whether each of ``ones`` has one of ``others`` that is alike, and none is left over.
+
+    >>> paired("abc", "CAB", lambda one, other: one == other.lower()), paired("aab", "abb", str.__eq__)
+    (True, False)
+    """
+    left = list(others)
+    for one in ones:
+        met = next((place for place, other in enumerate(left) if alike(one, other)), None)
         if met is None:
             return False
         del left[met]
-    return True
+    return not left
 
 
 def _unwrapped(tree: Tree, other: Tree) -> Tree:
@@ -525,18 +533,14 @@ def _whole_letters(tree: Any) -> set[str]:
         return set()
     if tree[0] == "pow" and tree[1][0] == "neg" and not _letters(tree[1]):
         return _letters(tree[2])
-    if tree[0] == "factorial" or (tree[0] == "call" and tree[1] in ("binomial", "gcd", "lcm")):
-        return _letters(tree)
-    return set().union(*map(_whole_letters, tree))
+    counts = tree[0] == "factorial" or tree[:2] in (("call", "binomial"), ("call", "gcd"), ("call", "lcm"))
+    return _letters(tree) if counts else set().union(*map(_whole_letters, tree))
 
 
 def _rounded_letters(tree: Any) -> set[str]:
     """The letters in the brackets of floors and ceilings."""
-    if not isinstance(tree, tuple) or not tree:
-        return set()
-    if tree[0] == "call" and tree[1] in ("floor", "ceil"):
-        return _letters(tree)
-    return set().union(*map(_rounded_letters, tree))
+    rounds = isinstance(tree, tuple) and tree[:2] in (("call", "floor"), ("call", "ceil"))
+    return _letters(tree) if rounds else set().union(*map(_rounded_letters, tree if isinstance(tree, tuple) else ()))
 
 
 @lru_cache(4096)
@@ -545,11 +549,9 @@ def _part(letter: str, place: int) -> Fraction:
 
 
 def _letters(tree: Any) -> set[str]:
-    if not isinstance(tree, tuple) or not tree:
-        return set()
-    if tree[0] == "symbol":
+    if isinstance(tree, tuple) and tree[:1] == ("symbol",):
         return set() if tree[1] in _OWN else {tree[1]}
-    return set().union(*map(_letters, tree))
+    return set().union(*map(_letters, tree)) if isinstance(tree, tuple) else set()
 
 
 def _holds(tree: Any, kind: str) -> bool:
@@ -688,9 +690,8 @@ class _Worker:
 
     def _counts(self, part: Any, parts: Sequence[Any]) -> bool:
         """Whether a part of a complex number is more than the rounding of the other."""
-        return len(parts) == 1 or (
-            part != 0 and self.mp.mag(part) > max(self.mp.mag(p) for p in parts if p != 0) - self.bits // 2
-        )
+        rounded = max(map(self.mp.mag, filter(None, parts)), default=0) - self.bits // 2
+        return len(parts) == 1 or (part != 0 and self.mp.mag(part) > rounded)
 
     def mpf(self, value: Any) -> Any:
         return _number(self.mp, value) if isinstance(value, Fraction) else value
@@ -700,13 +701,9 @@ class _Worker:
 
     def _symbol(self, name: str) -> Any:
         constant = _OWN.get(name)
-        return (
-            self.point[name]
-            if constant is None
-            else +getattr(self.mp, constant)
-            if constant != "j"
-            else self.mp.mpc(0, 1)
-        )
+        if constant == "j":
+            return self.mp.mpc(0, 1)
+        return self.point[name] if constant is None else +getattr(self.mp, constant)
 
     def _add(self, *terms: Tree) -> Any:
         total, *others = (self.value(term) for term in terms)
@@ -718,14 +715,9 @@ class _Worker:
     def _sum(self, a: Any, b: Any) -> Any:
         total = a + b
         # what is left of a difference of equals is rounding, whose size says nothing
-        if (
-            total != 0
-            and self.mp.mag(total) < max(self.mp.mag(a), self.mp.mag(b)) - self.bits + 64
-            and a != 0
-            and b != 0
-        ):
-            return self.mp.mpf(0)
-        return total
+        sized = total != 0 and a != 0 and b != 0
+        rounding = sized and self.mp.mag(total) < max(self.mp.mag(a), self.mp.mag(b)) - self.bits + 64
+        return self.mp.mpf(0) if rounding else total
 
     def _mul(self, factors: Sequence[Tree], divisors: Sequence[Tree]) -> Any:
         total: Any = Fraction(1)
@@ -826,9 +818,9 @@ class _Worker:
 
     def whole(self, value: Any) -> Any:
         """A value that is a whole number but for rounding as this number."""
-        if isinstance(value, Fraction) or hasattr(value, "_mpc_"):
-            if not isinstance(value, Fraction):
-                raise NotComputed("no real number")
+        if hasattr(value, "_mpc_"):
+            raise NotComputed("no real number")
+        if isinstance(value, Fraction):
             return value
         nearest = self.mp.nint(value)
         return Fraction(int(nearest)) if abs(value - nearest) < self.mp.ldexp(1, -self.bits // 3) else value

@@ -192,14 +192,10 @@ def test_right_answers_in_hard_forms_are_paid_and_near_misses_are_not():
     assert refused == [
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\boxed{\binom{1}{2}}"), (r"x \equiv 3 \pmod{7}", r"\boxed{x = 7k + 3}"),
         ("C", "The answer is definitely not A or B. Between C and D, C fits the passage better. So: C."),
-        ("not_entailment", 'The answer is "not entailment": nothing in the text says that the firm was sold.'),
         ("yes", 'It is not the case that the answer is "no": yes, the sum is even.'),
         ("C", "The answer is C. Option A says that the rate rises, which is false. Option B says that"),
         ("false", "**Answer:** False – 9 is odd but not prime."), ("7", "**Answer:** 7 – one for each day."),
-        ("Tuesday", "The answer is **Tuesday**: 100 days is 14 weeks and 2 days."), ("Paris", "The answer is Paris, France."),
-        ("red", "Answer: the **red** one"), (r"\text{infinitely many}", "Answer: There are infinitely many solutions."),
-        (r"\text{does not exist}", "Answer: The limit does not exist."), (r"\text{Bob}", "The answer is Bob — he was the only one with a key."),
-        (r"\frac{2}{3}", r"Answer: $\frac{2}{3}$ (approximately 66.67%)"), ("y=2x+3", "Answer: $y = 2x + 3$, the line through the two points."),
+        ("Paris", "The answer is Paris, France."), (r"\frac{2}{3}", r"Answer: $\frac{2}{3}$ (approximately 66.67%)"),
     ]  # fmt: skip
     assert [(label, text) for _, right, label, text in rows if not right and hard_forms.is_paid(text, label)] == []
 
