@@ -810,6 +810,8 @@ def stated(text: str, truth: str) -> str | None:
     >>> stated("Answer: It was on 3 May 2021.", "2021-05-03"), stated("Answer: I would pick D (12 cm)", "D")
     ('2021-05-03', 'D')
     """  # noqa: E501
+    if (tree := reading(truth)) and tree[0][0] not in _COLLECTIONS and not (option(truth) or moment_of(truth)):
+        return None  # a number or the like, which written_answer reads without its label
     text = spoken(text)[-LONGEST_TEXT:]
     lines = [(box, len(text))] if (box := boxed(text)) else []
     lines = lines or [(head[1], head.start(1)) for head in _HEADED.finditer(text)]
@@ -817,7 +819,7 @@ def stated(text: str, truth: str) -> str | None:
     if not lines:
         return None
     line, start = lines[-1]
-    readings = list(_readings(line.strip(), truth))
+    readings = list(_readings(line.strip(), truth)) or [""]
     told = next((told for told in readings if same_answer(told, truth)), readings[0])
     return told if _corrected(text, start + len(told), "") is None else ""
 
@@ -825,13 +827,13 @@ def stated(text: str, truth: str) -> str | None:
 def _readings(line: str, truth: str) -> Iterator[str]:
     """What a line may tell: itself; the only thing of the kind of ``truth``; and in words, what it says of its subject,
     its subject, and what stands before a remark or in bold."""
-    yield trim(line)
-    if len(line) > LONGEST_MATHEMATICS:
+    right, tree = option(truth), reading(truth)
+    if not (right or tree or moment_of(truth)):
+        yield trim(line)
+    if len(line) > LONGEST_MATHEMATICS or ((right or tree) and not re.search("[A-Za-z]{3}", line)):
         return
     whole = trim(_EMPHASIS.sub(r"\2", line))
     sentence = _first_sentence(whole)
-    yield whole
-    right, tree = option(truth), reading(truth)
     if right:
         rest = _without_others(whole, right[0])
         before, _, after = rest.partition(right[0])
@@ -846,7 +848,7 @@ def _readings(line: str, truth: str) -> Iterator[str]:
     elif tree:
         told = [one for one in _GROUP.findall(sentence) if (kind := reading(one)) and kind[0][0] in _COLLECTIONS]
         before, *beside = _GROUP.split(sentence)
-        if tree[0][0] in _COLLECTIONS and told and leaves(before, " ".join(beside)):
+        if told and leaves(before, " ".join(beside)):
             yield from told[:1] if all(same_answer(one, told[0]) for one in told) else ()
     elif verdict := _VERDICT.fullmatch(whole):
         denied = verdict[1].lower() in ("yes", "true") and _UNASSERTED.search(verdict[2])
@@ -854,7 +856,7 @@ def _readings(line: str, truth: str) -> Iterator[str]:
             yield verdict[1]
     else:
         head = trim(_without_reason(trim(_AFTERTHOUGHT.sub("", trim(sentence)))))
-        yield head
+        yield from (whole, head)
         aside, bold = _REMARK.fullmatch(sentence), _BOLD.fullmatch(_first_sentence(line))
         if aside and leaves("", aside[2]):
             yield (head := trim(aside[1]))

@@ -6,6 +6,7 @@ Every rule is a doctest.
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from maporl.grading.answers import (
@@ -55,27 +56,25 @@ def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None
     if len(truth) > LONGEST_LABEL:
         return Grade(None, None, too_long(truth))
     meta = meta or {}
-    several = bool(meta.get("is_multiple_answer"))
-    if several and len(_listed(truth)) > MOST_LISTED:
+    if meta.get("is_multiple_answer") and len(_listed(truth)) > MOST_LISTED:
         return Grade(None, None, f"the label lists more than {MOST_LISTED} answers")
     answer = written_answer(text)
-    in_words = reading(truth) is None and option(truth) is None and not _BOXED.search(text)
-    if (answer is None or not same_answer(answer, truth)) and (told := stated(text, truth)) is not None:
-        answer = told or answer if in_words or same_answer(told, truth) else answer
+    correct = answer is not None and _is_right(answer, truth, meta)
+    if not correct and (told := stated(text, truth)):
+        in_words = reading(truth) is None and option(truth) is None and not _BOXED.search(text)
+        correct = bool(same_answer(told, truth))
+        answer = told if correct or in_words else answer
     if answer is None:
         return Grade(None, False, "no final answer in the asked form")
-    correct = _same_set(answer, truth) if several else False
-    correct = correct or _within(answer, truth, meta) or bool(same_answer(answer, truth))
     reason = "equals the label" if correct else "differs from the label"
     return Grade(canonical(right_hand_side(answer)), correct, reason)
 
 
-def _same_set(answer: str, truth: str) -> bool:
-    """Whether the answers can be paired with the labels, each with an equal one and with none left over."""
-    budget = Budget()
-    return paired(
-        _listed(answer), _listed(truth), lambda one, other: one == other or bool(same_answer(one, other, budget))
-    )
+def _is_right(answer: str, truth: str, meta: Mapping[str, Any]) -> bool:
+    """Whether an answer, or each of several in any order, is the label's."""
+    alike = partial(same_answer, budget=Budget())
+    several = bool(meta.get("is_multiple_answer")) and paired(_listed(answer), _listed(truth), alike)
+    return several or _within(answer, truth, meta) or bool(same_answer(answer, truth))
 
 
 def _listed(text: str) -> list[str]:

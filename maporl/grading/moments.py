@@ -19,6 +19,7 @@ _RUN = re.compile(
     r"(?:[\s,.:/-]+(?:(?:of|the)\s+)*|$|(?!\w)))+"
 )
 _MEANT = re.compile(rf"{_MONTH}.*\d|\d.*{_MONTH}|\d[-/.]\d+[-/.]\d|\d:\d\d|\d [ap]m")
+_MAYBE = re.compile(rf"(?i)\b{_MONTH}|\d\W*[-/.:]\W*\d\d|\d\W*(?:text\W*)?[ap]\.?\s?m\b|\d in the|noon|midnight")
 _DEFAULTS = (datetime(2000, 1, 1, 1), datetime(2004, 2, 2, 2))
 
 
@@ -37,8 +38,9 @@ def moments(text: str) -> tuple[list[Moment], str, str]:
     found: list[Moment] = []
 
     def without(run: re.Match[str]) -> str:
-        moment = _moment(run[0].strip(" ,.:/-")) if _MEANT.search(run[0]) else None
-        found.extend([moment] if moment else [])
+        words = re.sub(r"\b(?:of|the)\b", " ", run[0]).strip(" ,.:/-")
+        moment = _moment(words) if _MEANT.search(words) else None
+        found.extend(filter(None, [moment]))
         return "\0" if moment else run[0]
 
     text = plain(text).lower()
@@ -52,15 +54,13 @@ def moments(text: str) -> tuple[list[Moment], str, str]:
 def _moment(run: str) -> Moment | None:
     from dateutil.parser import parse  # type: ignore[import-untyped]  # slow to import
 
-    run = re.sub(r"\b(?:of|the)\b", " ", run)
     try:
         read = [parse(run, default=d, dayfirst=f) for f in (False, not run[:4].isdigit()) for d in _DEFAULTS]
     except (ValueError, OverflowError):
         return None
     if read[0] != read[2]:
         return (run,)
-    one, other = ((d.year, d.month, d.day, d.hour, d.minute, d.second) for d in read[:2])
-    told = [a if a == b else None for a, b in zip(one, other, strict=True)]
+    told = [a if a == b else None for a, b in zip(*(d.timetuple()[:6] for d in read[:2]), strict=True)]
     return (*told, run.endswith("m") or not 0 < (told[3] or 0) < 13)
 
 
@@ -71,7 +71,7 @@ def moment_of(text: str) -> Moment | None:
     >>> moment_of("on the 3rd of March")[:3], moment_of("after March 3"), moment_of("3"), moment_of("March 3 or 4")
     ((None, 3, 3), None, None, None)
     """
-    found, before, after = moments(text) if len(text) <= 100 else ([], "", "")
+    found, before, after = moments(text) if len(text) <= 100 and _MAYBE.search(text) else ([], "", "")
     alone = before.strip() in ("", "on", "the", "on the", "at") and not after.strip()
     return found[0] if alone and len(found) == 1 else None
 

@@ -204,7 +204,7 @@ def _unordered(a: Sequence[Tree], b: Sequence[Tree], budget: Budget) -> bool:
     return len(a) <= MOST_LISTED and paired(a, b, alike)
 
 
-def paired(ones: Sequence[Any], others: Sequence[Any], alike: Callable[[Any, Any], bool]) -> bool:
+def paired(ones: Sequence[Any], others: Sequence[Any], alike: Callable[[Any, Any], bool | None]) -> bool:
     """Whether each of ``ones`` has one of ``others`` that is alike, and none is left over.
 
     >>> paired("abc", "CAB", lambda one, other: one == other.lower()), paired("aab", "abb", str.__eq__)
