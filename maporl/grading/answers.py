@@ -842,9 +842,8 @@ def _readings(line: str, truth: str) -> Iterator[str]:
             yield right[0]
     elif moment := moment_of(truth):
         found, before, after = moments(sentence)
-        alike = found and all(same_moment(one, moment) and (one[-1] or not moment[-1]) for one in found)
-        if alike and leaves(before, after):
-            yield truth
+        alike = all(same_moment(one, moment) and (one[-1] or not moment[-1]) for one in found)
+        yield from [truth] if found and alike and leaves(before, after) else ()
     elif tree:
         told = [one for one in _GROUP.findall(sentence) if (kind := reading(one)) and kind[0][0] in _COLLECTIONS]
         before, *beside = _GROUP.split(sentence)
@@ -862,8 +861,7 @@ def _readings(line: str, truth: str) -> Iterator[str]:
             yield (head := trim(aside[1]))
         says, subject = _PREDICATE.fullmatch(head), _SUBJECT.fullmatch(head)
         before, itself, after = unfold(sentence).partition(normal(truth) if _WHOLLY.match(normal(truth)) else "\0")
-        if itself and re.fullmatch(r"s?(?!\w)\D*", after) and leaves(before, after):
-            yield truth
+        yield from [truth] if itself and re.fullmatch(r"s?(?!\w)\D*", after) and leaves(before, after) else ()
         yield _ARTICLE.sub("", says["told"] if says and _introduces(says["before"]) else head)
         if subject and not (_HEDGED.search(subject[2]) or _RIVAL.search(subject[2])):
             yield subject[1]
@@ -889,14 +887,16 @@ _SIGN = re.compile(r"[\\=<>+*^~¬|≠∉±√∪∩]|(?<!\w)-")
 _WHOLLY = re.compile(r"(?:no|not|none|never|cannot|does|do|infinit\w*|all|every)\s\w|(?:undefined|impossible)$")
 _COLLECTIONS = ("set", "tuple", "matrix", "union", "ratio", "base", "relation")
 _GROUP = re.compile(r"\$\$?[^$]+\$\$?|\\\(.+?\\\)|[\[({][^()\[\]{}]*,[^()\[\]{}]*[\])}]|[0-9]+(?:\s?[:∶]\s?[0-9]+)+")
-_BOLD = re.compile(r"([^*]*)\*\*([^*]+)\*\*([^*]*)", re.DOTALL)
+_BOLD = re.compile(
+    r"(?i)((?:[^*]*(?:\b(?:is|are|was|were|be|called|named|as|by|in|on|at|from|facing)\s|['’]s\s|:\s))?(?:the\s|an?\s)?)\*\*([^*]+)\*\*([^*]*)"
+)
 _REMARK = re.compile(
     r"(?s)([^,:(—–]+?)(?:,\s+(?=(?:the|an?|wh\w+|in|on|at|of|from|for|as|with|near|by|one)\s)|:\s|\s[—–-]+\s|\s\()(.+)"
 )
 _ALTERS = re.compile(
-    r"\b(?:than|before|after|until|once|beside|behind|next|near|opposite|below|above|under|between|like|away|anything"
-    r"|everyone|fool|thought|says?|said|formerly|minus|plus|without|almost|nearly|one of|some|any|most|each|every)\b"
-    r"|\n.*\b(?:so|hence|thus)\b"
+    r"\b(?:than|before|after|until|once|besides?|behind|next|near|opposite|below|above|under|between|like|away|anything"
+    r"|thought|says?|said|minus|plus|without|almost|nearly|worst|exclud\w+|eliminat\w+|reject\w+|one\sof|some|any|most"
+    r"|each|every)\b|\b(?:of|to|past|till)\s+(?:the\s+)?\n|\n['’]s\b|\n.*\b(?:so|hence|thus)\b"
 )
 _ARTICLE = re.compile(r"(?:on |in )?(?:an? |the )?", re.IGNORECASE)
 _VERDICT = re.compile(r"(yes|no|true|false)\b\s*[,.;:!—–(-]\s*(.*)", re.IGNORECASE | re.DOTALL)
