@@ -252,20 +252,17 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         if self._interruptions is None or threading.current_thread() is not threading.main_thread():
             yield
             return
-        dropped, error = False, None
+        ended: BaseException | None = None
         try:
             with self._interruptions.droppable():
                 yield
-        except Discarded:
-            dropped = True
-        except UserError as failed:
-            error = failed
-        ended = distributed.all_reduce_max(2 * (error is not None) + dropped, self.accelerator.device)
-        if ended > 1:
-            self._fails_together = True
-            raise error or UserError("another process of this run failed, and says why")
-        if ended:
-            raise Discarded
+        except (Discarded, UserError) as error:
+            ended = error
+        worst = distributed.all_reduce_max(bool(ended) + isinstance(ended, UserError), self.accelerator.device)
+        if worst:
+            self._fails_together = worst > 1
+            elsewhere = UserError("another process failed, and says why") if worst > 1 else Discarded()
+            raise ended if isinstance(ended, UserError) else elsewhere
 
     @contextmanager
     def skippable(self) -> Iterator[None]:
