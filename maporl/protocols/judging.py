@@ -134,8 +134,8 @@ class _Judged(Protocol):
 
     def in_evaluation(self) -> Protocol:
         """Return the protocol of evaluations, in which the judge is not asked, and does not play."""
-        held_out, kind = super().in_evaluation(), cast(Any, unjudged_kind(self))
-        return _judged_kind(kind, self.step_judge, asked=False)(**_options(held_out))
+        held_out = super().in_evaluation()
+        return _judged_kind(cast(Any, unjudged_kind(held_out)), self.step_judge, asked=False)(**_options(held_out))
 
     def check_players(self, players: tuple[str, ...]) -> None:
         super().check_players(self._without_judge(players))

@@ -4,6 +4,7 @@ trainer's steps."""
 import json
 import random
 import re
+from dataclasses import fields
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, refuse
-from maporl.methods.propose import Propose, _worth, let_majority_grade
+from maporl.methods.propose import METHODS, Propose, Proposing, _worth, let_majority_grade
 from maporl.methods.r_zero import Repeats, cluster_shares
 from maporl.protocols.base import seats
 from maporl.rewards.base import as_source
@@ -514,7 +515,7 @@ def test_alike_questions_share_a_cluster():
         ({"tag": "a b"}, "tag: expected a word"),
         ({"check": "calculator"}, "check: it is only used with vouch: given or tool"),
         ({"judge": "jo"}, "judge: it is only used with vouch: judge"),
-        ({"least_quality": 1.5}, "least_quality: expected a number between 0 and 1, got 1.5"),
+        ({"least_quality": 1.5, "vouch": "judge"}, "least_quality: expected a number between 0 and 1, got 1.5"),
         ({"vouch": "given", "least_share": 0.2}, "least_share: it is only used with vouch: majority"),
         ({"mark": "{question}: {answer}"}, "mark: it is only used with vouch: judge"),
         ({"vouch": "judge", "check_argument": "x"}, "check_argument: it is only used with vouch: given or tool"),
@@ -545,6 +546,32 @@ def test_options_are_checked(options, words):
     with pytest.raises(ValueError) as caught:
         Propose(**options)
     assert words in str(caught.value)
+
+
+CHECK = {"check", "check_argument", "check_about"}
+
+
+@pytest.mark.parametrize(
+    ("vouch", "name", "own"),
+    [
+        ("given", "SearchSelfPlay", CHECK),
+        ("stated", "Spice", {"answer_tag"}),
+        ("tool", "AbsoluteZero", CHECK),
+        ("majority", "RZero", {"least_share", "most_share"}),
+        ("judge", "MultiAgentEvolve", {"judge", "least_quality", "rate", "mark"}),
+        ("sources", "LanguageSelfPlay", set()),
+    ],
+)
+def test_each_paper_has_its_own_options_alone(vouch, name, own):
+    common, all_of_them = ({field.name for field in fields(kind)} for kind in (Proposing, Propose))
+    assert common == {"tries", "proposer", "solver", "propose", "tag", "longest", "solve"}
+    assert METHODS[vouch].__name__ == name and {field.name for field in fields(METHODS[vouch])} - common == own
+    assert own < all_of_them and all_of_them - common - {"vouch"} == {"answer_tag", "least_share", "most_share"} | CHECK | {
+        "judge", "least_quality", "rate", "mark",
+    }  # fmt: skip
+    needed = {"stated": {"propose": "<question><answer>"}, "tool": {"check": "calculator"}}.get(vouch, {})
+    protocol = Propose(vouch=vouch, tries=3, **needed)
+    assert protocol.method == METHODS[vouch](tries=3, **needed) and protocol.pays == protocol.method.pays
 
 
 def test_seats():

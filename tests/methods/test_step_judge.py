@@ -11,7 +11,7 @@ from judged_steps import VERDICTS, one_step_values, script
 from safetensors.torch import load_file
 from scripted_training import STEPS, grid_of, played, recipe_values, rows, scripted_trainer, shown, step_to
 
-from maporl import Debate
+from maporl import Debate, Propose
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.methods.rl_anything import Consistency
@@ -194,6 +194,14 @@ def test_a_judge_is_no_player_and_is_not_asked_in_evaluations(tmp_path):
     trainer = scripted_trainer(one_step_values(tmp_path), script)
     held_out = trainer.player.play_evaluation(trainer.task, 2, trainer.args.decoding, 0)
     assert [u.agent for d in held_out for u in d.utterances] == ["ann", "ann"]
+
+
+def test_a_judged_protocol_is_evaluated_as_it_is_without_its_judge():
+    """A proposer, too, is silent there."""
+    held_out = judged(Propose(), StepJudge("judge")).in_evaluation()
+    (ask,) = next(held_out.play(Example("e", "1+1", "2"), ("ann", "bob", "judge")))
+    assert (ask.agent, ask.role, ask.messages[0]["content"]) == ("bob", "solver", "1+1")
+    assert judge_of(held_out) == StepJudge("judge")
 
 
 @pytest.mark.parametrize(
