@@ -67,7 +67,7 @@ def metrics(folder: Path) -> dict[str, list[dict[str, object]]]:
             {
                 key: value
                 for key, value in json.loads(line).items()
-                if not any(part in key for part in (*MEASURED, "per_second"))
+                if not any(part in key for part in (*MEASURED, "second"))
             }
             for line in path.read_text().splitlines()
         ]
