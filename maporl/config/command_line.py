@@ -4,7 +4,7 @@ An option is declared once, as a field of the dataclass that the code behind the
 the fields, so that the command line can neither miss an option nor disagree about a default. Imports no torch.
 """
 
-import gc
+import atexit
 import inspect
 import logging
 import os
@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
@@ -136,14 +136,28 @@ def run_program(app: Callable[..., Any], **options: Any) -> None:
     A run that a signal has stopped is saved by then, and the process ends within seconds, whatever hangs.
     """
     printable_messages()
+    ends: list[int] = []
+    atexit.register(_leave, os.getpid(), ends)  # before a library registers anything, so that it is the last
     try:
         app(**options)
     except SystemExit as end:
         if isinstance(end.__context__, Interrupted | Terminated):
             leave_soon(int(end.code or 0))
+        ends.append(end.code if isinstance(end.code, int) else int(end.code is not None))
         raise
-    finally:
-        gc.freeze()  # or Python looks for garbage in all that torch and others have made, which takes two seconds
+
+
+def _leave(process: int, ends: list[int]) -> None:
+    """End the process before the interpreter takes itself apart, which takes a second after torch was loaded.
+
+    Threads of libraries that run on would be killed meanwhile, in the middle of C++, which ends the process with
+    "terminate called without an active exception".
+    """
+    if ends and os.getpid() == process:
+        logging.shutdown()
+        with suppress(OSError, ValueError):
+            print(end="", flush=True)
+        os._exit(ends[0])
 
 
 def printable_messages() -> None:

@@ -170,3 +170,29 @@ print(sorted({"torch", "transformers", "numpy", "fastapi", "matplotlib"} & set(s
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+PROGRAM = """
+import atexit, ctypes, sys, threading, time
+import typer
+from maporl.config.command_line import run_program
+def app(end):
+    aborts = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(lambda status, nothing: ctypes.CDLL(None).abort())
+    globals()["kept"] = aborts
+    ctypes.CDLL(None).on_exit(aborts, None)  # as a library that dies while the process ends
+    atexit.register(print, "closed")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("written"))).start()
+    print("said", end="")
+    exec(end)
+run_program(app, end=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("sys.exit()", 0), ("sys.exit(2)", 2), ("sys.exit('no')", 1), ("1 / 0", "killed")],
+)
+def test_a_program_ends_in_good_order_whatever_libraries_do_then(end, status):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, end], capture_output=True, text=True)
+    assert ("killed" if done.returncode < 0 else done.returncode) == status, done.stderr
+    assert done.stdout == "saidwritten\nclosed\n"
