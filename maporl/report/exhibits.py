@@ -5,262 +5,179 @@ Of a run with one turn they show what training changed; of a run without labels,
 of games, one that was played to its end and one that was not.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from maporl.report.charts import finite
-from maporl.report.dialogues import LAST_UPDATES, game_of, graded, kind_of, last_answers, newest, outcome_of
-from maporl.report.language import counted, listed
+from maporl.report.dialogues import LAST_UPDATES, game_of, graded, kind_of, last_answers
+from maporl.report.findings import said
 from maporl.report.read import Recorded, Run
-from maporl.report.story import is_game
 from maporl.text import visible
 from maporl.types import Utterance
 
 MOST_LINES, MOST_CHARACTERS = 4, 1500
 """Of a longer dialogue only the lines that matter are shown, and of a longer text its beginning."""
-
-
 LONG = 80
 """Beside a text of more characters than this stands the answer that was read in it."""
+TITLES = {
+    "talking": ("Talking spoiled a right answer", "Talking made an answer right"),
+    "training": ("Training spoiled a right answer", "Training made an answer right"),
+    "answer": ("A wrong answer", "A right answer"),
+    "scores": ("Talking lowered a score", "Talking raised a score"),
+    "score": ("The lowest score", "The best score"),
+    "game": ("A game that an illegal move ended", "A game that was played to its end"),
+}
 
 
-@dataclass(frozen=True)
-class Change:
-    """An answer that changed: the agent's earlier answer, its next one, and the dialogue in which it was given."""
+class Shown(NamedTuple):
+    """A dialogue that is shown, or none: of what ``kind``, and whether it is the ``better`` of two; an answer in it
+    (``now``) and the agent's earlier one; in how many held-out and ``recent`` dialogues one was looked for in vain."""
 
-    one: Recorded
-    was: Utterance
-    now: Utterance
-    size: float = 1.0
+    kind: str
+    better: bool
+    one: Any = None
+    was: Any = None
+    now: Any = None
+    asked: int = 0
+    recent: int = 0
+
+    @property
+    def heard(self) -> list[str]:
+        """Who of the others it was shown before it answered again."""
+        said = {u.id: u.agent for u in self.one.dialogue.utterances}
+        return list(dict.fromkeys(said[p] for p in self.now.parents if said.get(p, self.now.agent) != self.now.agent))
 
 
 def exhibits(run: Run) -> list[dict[str, Any]]:
     """The two dialogues, or words in place of one that the run does not have. Empty before anything was played."""
     if not run.dialogues:
         return []
-    if is_game(run):
-        return _games(run)
-    pool = newest(run) or run.dialogues
+    pool = run.counts.newest or run.dialogues
     several = any(u.turn > 0 for one in pool for u in one.dialogue.answers())
-    labelled = any(graded(one.dialogue) for one in pool)
-    if not labelled:
-        return _scored(pool, several)
-    return [_by_talking(run, to) if several else _by_training(run, to) for to in (True, False)]
+    if not run.counts.game and not any(graded(one.dialogue) for one in pool):
+        return [_drawn(_by_score(pool, several, better)) for better in (True, False)]
+    find = _game if run.counts.game else _by_talking if several else _by_training
+    return [_drawn(find(run, better)) for better in (True, False)]
 
 
-# -- right and wrong answers ----------------------------------------------------------------------------------------
+def _by_talking(run: Run, better: bool) -> Shown:
+    """An answer that was wrong in an agent's earlier turn and right in its next (``better``), or the reverse."""
+    held_out, trained = run.of("after"), [one for one in run.dialogues if isinstance(one.when, int)]
+    last = max((one.when for one in trained), default=0)
+    recent = [one for one in trained if one.when > last - LAST_UPDATES]  # type: ignore[operator]
+    for pool, asked in ((held_out, 0), (recent, len(held_out))):
+        if found := _clearest(change for one in pool for change in _changes(one, better)):
+            return found._replace(asked=asked)
+    return Shown("talking", better, asked=len(held_out), recent=len(recent))
 
 
-def _by_talking(run: Run, to: bool) -> dict[str, Any]:
-    """An answer that was wrong in an agent's earlier turn and right in its next (``to``), or the other way round."""
-    title = f"Talking {'made an answer right' if to else 'spoiled a right answer'}"
-    held_out = run.of("after")
-    found = _clearest(change for one in held_out for change in _changes(one, to))
-    words = ("wrong", "right") if to else ("right", "wrong")
-    held_out_too = ""
-    if found is None:
-        missing, what = "", f"{words[0]} answer became {words[1]}"
-        if held_out:
-            missing = f"No {what} in {counted(len(held_out), 'held-out dialogue')} after training."
-        others = [one for one in run.dialogues if isinstance(one.when, int)]
-        newest_update = max((one.when for one in others), default=0)
-        recent = [one for one in others if one.when > newest_update - LAST_UPDATES]  # type: ignore[operator]
-        found = _clearest(change for one in recent for change in _changes(one, to))
-        if found is None:
-            played = f"{counted(len(recent), 'dialogue')} recorded in the last {LAST_UPDATES} updates"
-            also = f"{missing} Nor did one in {played}." if missing else f"No {what} in {played}."
-            return _empty(title, also if recent else missing or f"No {what}.")
-        title += " in training"
-        if held_out:
-            asked = counted(len(held_out), "dialogue")
-            held_out_too = f" On held-out questions no {what} after training ({asked})."
-    heard = _heard(found, to)
-    told = (
-        f"{found.now.agent} was {words[0]} in turn {found.was.turn + 1}{heard} and is {words[1]} in turn "
-        f"{found.now.turn + 1}."
-    )
-    return _exhibit(title, told + held_out_too, found.one, _lines(found))
-
-
-def _changes(one: Recorded, to: bool) -> list[Change]:
-    """The answers of a dialogue that became right (``to``) or wrong from an agent's turn to its next."""
+def _changes(one: Recorded, better: bool) -> Iterator[Shown]:
+    """The answers of a dialogue that became right (``better``) or wrong from an agent's turn to its next."""
     last: dict[str, tuple[Utterance, bool]] = {}
-    changes = []
     for u, grade in (answer for turn in graded(one.dialogue) for answer in turn):
         now = bool(grade.correct)
-        if u.agent in last and last[u.agent][1] != now and now == to:
-            changes.append(Change(one, last[u.agent][0], u))
+        was, right = last.get(u.agent, (u, now))
+        if now == better and right != now:
+            yield Shown("talking", better, one, was, u)
         last[u.agent] = (u, now)
-    return changes
 
 
-def _clearest(changes: Iterable[Change]) -> Change | None:
+def _clearest(changes: Iterable[Shown]) -> Shown | None:
     """The change that reads best: its agent was shown another answer, nothing changed back, and it is short."""
 
-    def order(change: Change) -> tuple[bool, bool, int, int]:
-        dialogue = change.one.dialogue
-        to = bool(change.now.grade and change.now.grade.correct)
-        length = sum(len(u.text) for u in dialogue.utterances)
-        return (not change.now.parents, bool(_changes(change.one, not to)), length, change.one.number)
+    def order(change: Shown) -> tuple[bool, bool, int, int]:
+        length = sum(len(u.text) for u in change.one.dialogue.utterances)
+        back = any(_changes(change.one, not change.better))
+        return (not change.now.parents, back, length, change.one.number)
 
     return min(changes, key=order, default=None)
 
 
-def _heard(change: Change, right: bool) -> str:
-    """Whose right or wrong answers the agent was shown in between, or who else spoke to it, in words."""
-    said = {u.id: u for u in change.one.dialogue.utterances}
-    others = [said[p] for p in change.now.parents if p in said and said[p].agent != change.now.agent]
-    answered = list(dict.fromkeys(u.agent for u in others if _is(u, right)))
-    spoke = list(dict.fromkeys(u.agent for u in others if u.grade is None or u.grade.correct is None or not u.answers))
-    if answered:
-        what = f"{listed(answered)}\u2019s {'right' if right else 'wrong'} answer"
-        return f", was shown {what}{'s' if len(answered) > 1 else ''},"
-    return f", was shown what {listed(spoke)} said," if spoke else ""
-
-
-def _is(u: Utterance, right: bool) -> bool:
-    return u.grade is not None and u.grade.correct is right
-
-
-def _by_training(run: Run, to: bool) -> dict[str, Any]:
-    """A held-out answer of a run with one turn that was wrong before training and is right after it, or the reverse."""
-    title = f"Training {'made an answer right' if to else 'spoiled a right answer'}"
+def _by_training(run: Run, better: bool) -> Shown:
+    """A held-out answer of a run with one turn that was wrong before training and is right after it, or the reverse; a
+    right or a wrong answer where nothing before training is recorded."""
     before = {one.dialogue.example.id: one for one in run.of("before")}
+    pairs = [(before[name], one) for one in run.of("after") if (name := one.dialogue.example.id) in before]
     changes = []
-    for one in run.of("after"):
-        earlier = before.get(one.dialogue.example.id)
-        last = {u.agent: u for turn in graded(earlier.dialogue) for u, _ in turn} if earlier else {}
+    for earlier, one in pairs:
+        last = {u.agent: (u, bool(g.correct)) for turn in graded(earlier.dialogue) for u, g in turn}
         for u, grade in (answer for turn in graded(one.dialogue) for answer in turn):
-            if u.agent in last and bool(grade.correct) == to and _is(last[u.agent], not to):
-                changes.append(Change(one, last[u.agent], u))
-    found = _clearest(changes)
-    words = ("wrong", "right") if to else ("right", "wrong")
-    if found is None:
-        asked = len(before.keys() & {one.dialogue.example.id for one in run.of("after")})
-        if not asked:
-            return _example_of(run, to)
-        return _empty(title, f"No {words[0]} answer became {words[1]} on {counted(asked, 'held-out question')}.")
-    lines = [_line(found.was, "before training"), _line(found.now, "after training", changed=True)]
-    told = f"{found.now.agent} was {words[0]} before training and is {words[1]} after it."
-    return _exhibit(title, told, found.one, lines)
+            if bool(grade.correct) == better and last.get(u.agent, (u, better))[1] != better:
+                changes.append(Shown("training", better, one, last[u.agent][0], u))
+    if not pairs:
+        answers = ((one, *answer) for one in run.counts.newest for answer in last_answers(one.dialogue))
+        changes = [Shown("answer", better, one, u, u) for one, u, grade in answers if grade.correct is better]
+    return _clearest(changes) or Shown("training" if pairs else "answer", better, asked=len(pairs))
 
 
-def _example_of(run: Run, right: bool) -> dict[str, Any]:
-    """A dialogue whose last answer is right, or wrong, where nothing before training is recorded."""
-    what = "right" if right else "wrong"
-    answers = ((one, *answer) for one in newest(run) for answer in last_answers(one.dialogue))
-    found = _clearest(Change(one, u, u) for one, u, grade in answers if grade.correct is right)
-    title = f"A {what} answer"
-    if found is None:
-        return _empty(title, f"No recorded answer is {what}.")
-    return _exhibit(title, f"{found.now.agent} is {what}.", found.one, [_line(found.now)])
-
-
-# -- scores and games -----------------------------------------------------------------------------------------------
-
-
-def _scored(pool: Sequence[Recorded], several: bool) -> list[dict[str, Any]]:
-    """The answers whose scores talking raised and lowered most, or those with the best and the lowest score."""
-    changes = []
+def _by_score(pool: list[Recorded], several: bool, better: bool) -> Shown:
+    """The answer whose score talking raised most (``better``) or lowered most, or the best or lowest score."""
+    kind, changes, sign = "scores" if several else "score", [], 1 if better else -1
     for one in pool:
         last: dict[str, Utterance] = {}
         for u in one.dialogue.answers():
-            score = finite(u.rewards.get("score"))
-            if score is None:
-                continue
-            earlier = last.get(u.agent)
-            if earlier is not None:
-                changes.append(Change(one, earlier, u, score - float(earlier.rewards["score"])))
-            elif not several:
-                changes.append(Change(one, u, u, score))
-            last[u.agent] = u
-    shown = []
-    for better in (True, False):
-        pick: Callable[..., Change | None] = max if better else min
-        found = pick(changes, key=lambda change: change.size, default=None)
-        word = "raised" if better else "lowered"
-        title = f"Talking {word} a score" if several else f"The {'best' if better else 'lowest'} score"
-        if found is None or (several and (found.size <= 0 if better else found.size >= 0)):
-            missing = f"No answer's score was {word} by talking." if several else "No answer has one."
-            shown.append(_empty(title, missing))
-            continue
-        was, now = (f"{float(u.rewards['score']):.3f}" for u in (found.was, found.now))
-        turns = found.was.turn + 1, found.now.turn + 1
-        told = f"{found.now.agent} earned {now}."
-        if several:
-            told = f"{found.now.agent} earned {was} in turn {turns[0]} and {now} in turn {turns[1]}."
-        shown.append(_exhibit(title, told, found.one, _lines(found)))
-    return shown
+            if (score := finite(u.rewards.get("score"))) is not None:
+                was = last.get(u.agent)
+                if was is not None or not several:
+                    size = sign * (score - (was.rewards["score"] if was is not None and several else 0.0))
+                    changes.append((size, Shown(kind, better, one, was or u, u)))
+                last[u.agent] = u
+    size, found = max(changes, key=lambda change: change[0], default=(0.0, None))
+    return Shown(kind, better) if found is None or (several and size <= 0) else found
 
 
-def _games(run: Run) -> list[dict[str, Any]]:
-    """A short game that was played to its end, and one that an illegal move ended."""
-    shown = []
-    for illegal in (False, True):
-        title = "A game that an illegal move ended" if illegal else "A game that was played to its end"
-        found = min(
-            [one for one in newest(run) if (one.dialogue.outcome == "illegal") == illegal],
-            key=lambda one: (len(one.dialogue.utterances), one.number),
-            default=None,
-        )
-        if found is None:
-            shown.append(_empty(title, f"None of {counted(len(newest(run)), 'game')} was one."))
-        else:
-            said = found.dialogue.utterances
-            lines = [_line(u) for u in said[-2 * MOST_LINES :]]
-            ended = outcome_of(found.dialogue)
-            shown.append(_exhibit(title, f"It ended: {ended}." if ended else "", found, lines))
-    return shown
+def _game(run: Run, better: bool) -> Shown:
+    """A short game that was played to its end (``better``), or one that an illegal move ended."""
+    found = [one for one in run.counts.newest if (one.dialogue.outcome != "illegal") == better]
+    short = min(found, key=lambda one: (len(one.dialogue.utterances), one.number), default=None)
+    return Shown("game", better, short, asked=len(run.counts.newest))
 
 
-# -- as the page reads them -----------------------------------------------------------------------------------------
+def _drawn(shown: Shown) -> dict[str, Any]:
+    """A dialogue as the page reads it."""
+    drawn = {"title": TITLES[shown.kind][shown.better], "told": said("dialogue", shown), "lines": []}
+    if (one := shown.one) is None:
+        return drawn
+    dialogue, game = one.dialogue, game_of(one.dialogue)
+    what, kind = "question" if game is None else "game", kind_of(dialogue) if game is None else None
+    of_kind = f"{what} of kind {kind}" if kind else what
+    where = (f"A held-out {of_kind}, {one.when} training", f"A {of_kind} in training, update {one.when}")
+    lines = _lines(shown, dialogue.utterances)
+    return {
+        **drawn,
+        "where": where[isinstance(one.when, int)],
+        "question": visible(dialogue.example.question or game or ""),
+        "label": visible(dialogue.example.answer),
+        "game": game is not None,
+        "lines": lines,
+        "more": len(dialogue.utterances) - len(lines),
+        "key": visible(one.key),
+    }
 
 
-def _lines(change: Change) -> list[dict[str, Any]]:
+def _lines(shown: Shown, said: list[Utterance]) -> list[dict[str, Any]]:
     """The utterances of a short dialogue; of a longer one the changed answers and what was shown in between."""
-    said = change.one.dialogue.utterances
-    wanted = {change.was.id, change.now.id, *change.now.parents}
-    chosen = said if len(said) <= MOST_LINES else [u for u in said if u.id in wanted]
-    return [_line(u, changed=u.id == change.now.id) for u in chosen]
+    if shown.kind == "training":
+        return [_line(shown.was, "before training"), _line(shown.now, "after training", True)]
+    if shown.kind == "answer":
+        return [_line(shown.now)]
+    if shown.kind == "game":
+        return [_line(u) for u in said[-2 * MOST_LINES :]]
+    wanted = {shown.was.id, shown.now.id, *shown.now.parents}
+    return [_line(u, changed=u is shown.now) for u in said if len(said) <= MOST_LINES or u.id in wanted]
 
 
 def _line(u: Utterance, when: str = "", changed: bool = False) -> dict[str, Any]:
     correct = u.grade.correct if u.grade is not None and u.answers else None
-    score = finite(u.rewards.get("score"))
-    text = visible(u.text)
+    answer = u.grade.answer if u.grade is not None else None
+    score, text = finite(u.rewards.get("score")), visible(u.text)
     return {
         "agent": visible(u.agent),
         "role": visible(u.role) if u.role and u.role != u.agent else None,
         "when": when or f"turn {u.turn + 1}",
-        "answer": visible(u.grade.answer)
-        if u.grade is not None and u.grade.answer is not None and len(text) > LONG
-        else None,
+        "answer": visible(answer) if answer is not None and len(text) > LONG else None,
         "text": text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\u2026",
         "correct": correct,
         "score": None if correct is not None or score is None else f"{score:.3f}",
         "changed": changed,
     }
-
-
-def _exhibit(title: str, told: str, one: Recorded, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    game = game_of(one.dialogue)
-    what = "question" if game is None else "game"
-    kind = kind_of(one.dialogue) if game is None else None
-    of_kind = f" of kind {kind}" if kind else ""
-    held_out = f"A held-out {what}{of_kind}, {one.when} training"
-    return {
-        "title": title,
-        "told": visible(told),
-        "where": held_out if isinstance(one.when, str) else f"A {what}{of_kind} in training, update {one.when}",
-        "question": visible(one.dialogue.example.question or game or ""),
-        "label": visible(one.dialogue.example.answer),
-        "game": game is not None,
-        "lines": lines,
-        "more": len(one.dialogue.utterances) - len(lines),
-        "key": visible(one.key),
-    }
-
-
-def _empty(title: str, told: str) -> dict[str, Any]:
-    return {"title": title, "told": told, "lines": []}

@@ -97,16 +97,8 @@ class _Temperature(TypedDict, total=False):
     temperature: _Number | None
 
 
-class _Pupil(TypedDict, total=False):
-    skill: str | None
-    wrong: _Number
-    gives_in: _Number
-
-
 class _WarmStart(TypedDict, total=False):
     steps: _Count
-    wrong: _Number
-    agents: dict[str, _Pupil] | None
 
 
 class _Told(TypedDict, total=False):

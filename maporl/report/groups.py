@@ -3,29 +3,21 @@ ray``)."""
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from maporl.report.charts import finite
+from maporl.report.findings import WORK, said
 from maporl.report.read import Run
 
 LAST = 20
 """How many updates are shown: the newest."""
 KINDS = ("learning", "sampling", "sending", "saving", "dead", "idle")
 """What processes do, in the order in which it is drawn."""
+MOSTLY_IDLE = 0.5
+"""Where every group works for less than this share of the time, the driver sets the pace."""
 _SECONDS = re.compile(
     r"group/(?P<group>[^/]+)/(?P<part>learner|engines)/(?P<what>learning|sampling|sending|saving|dead)"
 )
-_SAYS = {
-    "learner": {"learning": "learns", "sending": "sends weights", "saving": "saves", "dead": "is dead"},
-    "engines": {"sampling": "sample", "sending": "take over weights", "dead": "are dead"},
-}
-_REMEDY = {
-    "learning": "Learning sets the pace: a larger cluster.groups.{group}.learner.devices shortens an update.",
-    "sampling": "Sampling sets the pace: a larger cluster.groups.{group}.engines.replicas shortens an update.",
-    "sending": "Sending weights sets the pace: adapters (lora) have fewer weights to send.",
-    "saving": "Saving sets the pace: training.async_save writes while training goes on, and training.save_steps saves less often.",  # noqa: E501
-    "dead": "Processes that die set the pace: the folder logs/ has what they printed.",
-}
 
 
 @dataclass(frozen=True)
@@ -42,6 +34,16 @@ class Bar:
         spent = {what: sum(update[what] for update in self.updates) for what in KINDS}
         whole = sum(spent.values()) or 1.0
         return {what: seconds / whole for what, seconds in spent.items()}
+
+
+class Pace(NamedTuple):
+    """The processes that the others wait for: which ``work`` they do for which share of the time. Without ``work``, all
+    are idle most of the time, and ``share`` is that in which the processes of the busiest group work."""
+
+    group: str
+    part: str
+    work: str
+    share: float
 
 
 def bars(run: Run) -> tuple[list[int], list[Bar]]:
@@ -74,30 +76,19 @@ def section(run: Run) -> dict[str, Any] | None:
             }
             for bar in parts
         ],
-        "bottleneck": bottleneck(parts),
+        "bottleneck": said("pace", pace_of(parts)),
     }
 
 
-def bottleneck(parts: list[Bar]) -> str:
-    """Which processes the others wait for, in words, and what would help."""
+def pace_of(parts: list[Bar]) -> Pace:
+    """Which processes the others wait for."""
     shares = {(bar.group, bar.part): bar.shares() for bar in parts}
     busy: dict[str, float] = {}
     for (group, _), spent in shares.items():
         busy[group] = busy.get(group, 0.0) + 1 - spent["idle"]
-    if max(busy.values()) < 0.5:
-        most = max(busy, key=lambda group: busy[group])
-        return (
-            f"The processes of every group are idle more than half of the time; those of {most} work {busy[most]:.0%} "
-            "of it. The driver sets the pace: the chart of seconds per update says with what."
-        )
-    slowest = min(shares, key=lambda key: shares[key]["idle"])
-    group, part = slowest
-    what = max(_SAYS[part], key=lambda kind: shares[slowest][kind])
-    who = f"Group {group}" if part == "learner" else f"The engines of {group}"
-    told = f"{who} {_SAYS[part][what]} {shares[slowest][what]:.0%} of the time"
-    others = [key for key in shares if key != slowest]
-    if others:
-        idlest = max(others, key=lambda key: shares[key]["idle"])
-        theirs = f"the learner of {idlest[0]} is" if idlest[1] == "learner" else f"the engines of {idlest[0]} are"
-        told += f", while {theirs} idle {shares[idlest]['idle']:.0%} of it"
-    return f"{told}. {_REMEDY[what].format(group=group)}"
+    most = max(busy, key=lambda group: busy[group])
+    if busy[most] < MOSTLY_IDLE:
+        return Pace(most, "", "", busy[most])
+    group, part = slowest = min(shares, key=lambda key: shares[key]["idle"])
+    work = max(WORK[part], key=lambda kind: shares[slowest][kind])
+    return Pace(group, part, work, shares[slowest][work])

@@ -15,6 +15,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else many}"
 
 
+def part(number: int, total: int, noun: str) -> str:
+    """Some of all things, and their share.
+
+    >>> part(2, 10, "question")
+    '2 of 10 questions (20.0%)'
+    """
+    return f"{number} of {counted(total, noun)} ({number / total:.1%})"
+
+
 def few_updates(number: int) -> str:
     """What follows "the first" or "the last".
 

@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-from maporl.report.dialogues import game_of
 from maporl.report.language import counted, listed
 from maporl.report.read import Run
 from maporl.text import visible
@@ -63,22 +62,13 @@ def title_of(run: Run) -> str:
 
 def subject(run: Run) -> str:
     """Who does what, such as "ann and bob on toy_sum". Empty where the run does not say it."""
-    agents = agents_of(run)
+    agents = run.counts.agents
     who = listed(agents) if len(agents) <= MOST_NAMED else counted(len(agents), "agent")
-    game = game_of(run.dialogues[0].dialogue) if run.dialogues else None
-    task = part_name(run.section("task").get("name") or "")
-    if not who:
-        return ""
-    if game:
-        return f"{who} in the game {game}"
-    return visible(f"{who} on {'a data set of prompts' if is_prompts(run) else task}" if task else who)
+    task = f"in the game {run.counts.game}" if run.counts.game else f"on {task_of(run)}" if task_of(run) else ""
+    return visible(f"{who} {task}".strip()) if who else ""
 
 
-def agents_of(run: Run) -> list[str]:
-    """The names of the agents: those of the configuration, or else of those who spoke."""
-    return list(run.agents()) or sorted({u.agent for one in run.dialogues for u in one.dialogue.utterances})
-
-
-def is_prompts(run: Run) -> bool:
-    """Whether the task is a data set of prompts, from a file or from Python."""
-    return run.section("task").get("name") in ("prompts", "maporl.tasks.prompts:Prompts")
+def task_of(run: Run) -> str:
+    """What people call the task; empty where it is not recorded. One of prompts has the name of its file or none."""
+    name = run.section("task").get("name") or ""
+    return "a data set of prompts" if name in ("prompts", "maporl.tasks.prompts:Prompts") else part_name(name)

@@ -18,35 +18,20 @@ from maporl.config.safe_yaml import dump_yaml
 from maporl.credentials import without_secrets
 from maporl.errors import RunError
 from maporl.evaluation.metrics import SCORE, Difference, Evaluation, numbers_of, proves_nothing
-from maporl.report import crossplay, groups
+from maporl.report import groups
 from maporl.report.audit import audit_of, shown
 from maporl.report.charts import charts, compared, finite, unique_names
 from maporl.report.dialogues import FLAGS, MOST, entries, graded, right_share
 from maporl.report.exhibits import exhibits
 from maporl.report.failures import failures
+from maporl.report.findings import said
 from maporl.report.language import counted, percent
-from maporl.report.listening import knowledge_table, listening_table
 from maporl.report.metric_panels import REWARD, ROWS
-from maporl.report.names import agents_of, named, part_name, subject, title_of
+from maporl.report.names import named, part_name, subject, title_of
 from maporl.report.read import Run, read_run
 from maporl.report.result import first_screen
-from maporl.report.story import (
-    OTHERS,
-    REFUSED,
-    TOOLS,
-    UNREAD,
-    amount,
-    how_drawn,
-    is_game,
-    is_unfinished,
-    learns_from,
-    paired_gain,
-    rounds,
-    setup,
-    story,
-    talking_gain,
-    talking_table,
-)
+from maporl.report.story import amount, reward, setup, story, told
+from maporl.report.tables import crossplay, tables
 from maporl.text import all_printable, printable, visible
 from trl_ext.files.atomic import replace_file
 
@@ -97,8 +82,6 @@ def _rewards(runs: Sequence[Run]) -> list[set[str]]:
 
 
 def _about(run: Run, name: str) -> dict[str, Any]:
-    tables = (knowledge_table(run), talking_table(run), listening_table(run))
-    parts = {part["title"]: part["text"] for part in story(run)}
     return {
         "name": name,
         "subject": subject(run),
@@ -108,39 +91,33 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "result": first_screen(run),
         "exhibits": exhibits(run),
         "setup": setup(run),
-        "learns_from": [visible(text) for text in run.learns_from or learns_from(run)],
-        "how_drawn": how_drawn(run).strip() if run.before or run.after else "",
-        "tables": [] if is_game(run) else [table for table in tables if table is not None],
-        "told": [{"title": title, "text": parts[title]} for title in TOLD if title in parts],
+        "learns_from": [visible(text) for text in run.learns_from or filter(None, [reward(run)])],
+        "how_drawn": said("drawn", run.counts) if run.before or run.after else "",
+        "tables": tables(run),
+        "told": told(run),
         "story": story(run),
         "audit": shown(audit_of(run)),
         "failures": failures(run),
         "results": results(run),
-        "flips": [] if is_game(run) else _flips(run),
+        "flips": [] if run.counts.game else _flips(run),
         "groups": groups.section(run),
-        "crossplay": crossplay.section(run.crossplay) if run.crossplay else None,
+        "crossplay": crossplay(run.crossplay) if run.crossplay else None,
         "config": dump_yaml(without_secrets(run.config)) if run.config else "",
     }
 
 
-TOLD = (TOOLS, REFUSED, OTHERS, UNREAD)
-"""The parts of a run's story that the page shows as sentences. The others are the first screen and tables."""
-
-
 def _heading(run: Run) -> str:
     """What stands above the first screen."""
-    who = "team" if len(agents_of(run)) != 1 else "agent"
+    who = "team" if len(run.counts.agents) != 1 else "agent"
     return f"What the {who} learned" if run.after is not None else f"What the {who} has shown so far"
 
 
 def _state(run: Run) -> str:
     """How far the run has come."""
-    made = amount(run)
     if run.section("loop").get("stages"):
-        return rounds(run)
-    if not made:
-        return ""
-    return f"{made}, not finished." if is_unfinished(run) else f"{made}."
+        return said("rounds", run)
+    unfinished = ", not finished" if not run.finished and run.config.get("updates") is not None else ""
+    return f"{made}{unfinished}." if (made := amount(run)) else ""
 
 
 def comparison(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
@@ -162,7 +139,7 @@ def comparison(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
 
 def _sums(runs: Sequence[Run], names: Sequence[str]) -> str:
     """Say that the scores of runs are different sums of rewards, where they are."""
-    sums = [" ".join(learns_from(run)) or "Its reward is not recorded." for run in runs]
+    sums = [reward(run) or "Its reward is not recorded." for run in runs]
     told = [f"{name}: {each}" for name, each in zip(names, sums, strict=True)] if len({*sums}) > 1 else []
     return visible(" ".join(["These scores are different sums and cannot be compared.", *told])) if told else ""
 
@@ -184,8 +161,8 @@ def _column(run: Run) -> dict[str, str]:
     return {
         "right after training": last(run.after),
         "right before training": last(run.before),
-        "points by training": gain(paired_gain(run)),
-        "points by talking": gain(talking_gain(run)),
+        "points by training": gain(run.counts.gain),
+        "points by talking": gain(run.counts.talking),
         "updates": str(updates[-1]["step"] if updates else 0),
         "task": part_name(run.section("task").get("name", "\u2013")),
         "protocol": part_name(run.section("protocol").get("name", "\u2013")),

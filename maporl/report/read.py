@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
@@ -13,6 +14,9 @@ from maporl.report.files import is_there, read_config, read_crossplay, read_eval
 from maporl.storage.run_folder import LEARNS_FROM, has_final
 from maporl.types import Dialogue, Stop, from_record
 from trl_ext.files.jsonl import DamagedRecord, whole_lines
+
+if TYPE_CHECKING:
+    from maporl.report.counts import Counts
 
 RECORDS = ("metrics.jsonl", "dialogues.jsonl")
 HELD_OUT = ("before", "after")
@@ -63,6 +67,13 @@ class Run:
     crossplay: CrossPlay | None = None
     learns_from: tuple[str, ...] = ()
     damaged: list[str] = field(default_factory=list)
+
+    @cached_property
+    def counts(self) -> "Counts":
+        """What is counted of the run."""
+        from maporl.report.counts import Counts  # which reads runs
+
+        return Counts(self)
 
     @property
     def name(self) -> str:

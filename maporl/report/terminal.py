@@ -11,7 +11,8 @@ from rich.text import Text
 
 from maporl.report.charts import Numbers, charts
 from maporl.report.dialogues import entry
-from maporl.report.groups import KINDS, Bar, bars, bottleneck
+from maporl.report.findings import said
+from maporl.report.groups import KINDS, Bar, bars, pace_of
 from maporl.report.metric_panels import ROWS
 from maporl.report.read import Run
 from maporl.report.story import story
@@ -40,7 +41,7 @@ def frame(run: Run, width: int) -> Group:
     if table.row_count:
         parts.append(table)
     if groups := bars(run)[1]:
-        parts += [Text(), *_groups(groups, max(12, width - 24)), Text(bottleneck(groups))]
+        parts += [Text(), *_groups(groups, max(12, width - 24)), Text(said("pace", pace_of(groups)))]
     played = [(one.when, one) for one in run.dialogues if isinstance(one.when, int)]
     if played:
         when, newest = max(played, key=lambda p: p[0])

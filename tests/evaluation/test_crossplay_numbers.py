@@ -6,7 +6,7 @@ import pytest
 from crossplay_runs import TWO, played
 
 from maporl.evaluation.crossplay import CrossPlay, seatings
-from maporl.report.crossplay import how, told
+from maporl.report.findings import said
 
 
 def test_the_matrix_and_the_gap_of_two_runs():
@@ -37,7 +37,7 @@ def test_with_three_seats_a_cell_is_the_mean_over_the_seat_that_is_replaced():
     results = dict.fromkeys(seatings(2, 3), (0.0,)) | {(1, 0, 0): (0.3,), (0, 1, 0): (0.6,), (0, 0, 1): (0.9,)}
     play = played(results | {(0, 0, 0): (1.0,)}, seats=("ann", "bob", "cat"))
     assert [[round(cell.value, 12) for cell in row] for row in play.matrix()] == [[1.0, 0.6], [0.0, 0.0]]
-    assert "is the mean over which one" in how(play) and "over 6 mixed teams" in how(play)
+    assert "is the mean over which one" in said("cells", play) and "over 6 mixed teams" in said("cells", play)
 
 
 def test_the_number_of_teams_is_bounded():
@@ -71,7 +71,7 @@ def test_the_sentences_say_what_the_interval_allows():
     three = ("one", "two", "three")
 
     def told_of(own, mixed, **more):
-        return told(played({t: own if t[0] == t[1] else mixed for t in seatings(3, 2)}, three, **more))
+        return said("others", played({t: own if t[0] == t[1] else mixed for t in seatings(3, 2)}, three, **more))
 
     assert "works with their own partners only" in told_of((1.0, 1.0, 1.0, 0.5), (0.5, 0.0, 0.5, 0.0))
     none = told_of((1.0, 0.0, 1.0, 1.0), (1.0, 1.0, 1.0, 0.5))
@@ -82,6 +82,7 @@ def test_the_sentences_say_what_the_interval_allows():
 
 
 def test_two_runs_prove_nothing():
-    assert "points by question" not in told(played(TWO)) and "own partners" not in told(played(TWO))
-    assert "With 2 seeds of each, chance in training may explain any difference, so this" in told(played(TWO))
+    told = said("others", played(TWO))
+    assert "points by question" not in told and "own partners" not in told
+    assert "With 2 seeds of each, chance in training may explain any difference, so this" in told
     assert played(TWO).to_json()["proves_nothing"] == played(TWO).proves_nothing() != ""

@@ -16,8 +16,8 @@ from maporl.methods.forum import Forum
 from maporl.methods.games import plans
 from maporl.methods.sections import ArenaSection
 from maporl.protocols import CallReturn, Refine
+from maporl.report.counts import Counts
 from maporl.report.dialogues import entry
-from maporl.report.listening import listening_table
 from maporl.report.read import Recorded
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.judges import PointwiseJudge
@@ -90,7 +90,7 @@ def listening_of(one):
         def of(self, when):
             return [one]
 
-    return listening_table(Run())
+    return Counts(Run()).listened
 
 
 def converted(text):

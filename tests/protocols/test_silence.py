@@ -15,7 +15,7 @@ from maporl.errors import ConfigError
 from maporl.evaluation.metrics import Flips, evaluate_dialogues
 from maporl.protocols import build_protocol
 from maporl.protocols.debate import Consensus
-from maporl.report.listening import _answers_again
+from maporl.report.counts import answers_again
 from maporl.rewards.credit import assign_credit
 from maporl.rewards.shaping import collaboration_bonus, share_scores
 from maporl.rollout.driver import RolloutDriver
@@ -195,7 +195,7 @@ def test_silence_is_a_missing_cell_of_every_statistic():
     ]
     assert [(t.majority.count, t.majority.total) for t in found.turns] == [(0.5, 1), (0.0, 1), (1.0, 1)]
     assert found.flips == [Flips(0, 1, 0, 0, 1), Flips(1, 0, 0, 0, 1)]  # ann's; bob was silent next to his answers
-    assert [(*answer[:2], answer[3]) for answer in _answers_again(one)] == [
+    assert [(*answer[:2], answer[3]) for answer in answers_again(one)] == [
         ("ann", True, False),
         ("ann", False, True),
         ("bob", False, True),

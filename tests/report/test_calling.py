@@ -2,8 +2,9 @@
 
 from types import SimpleNamespace
 
-from maporl.report.calling import calling
+from maporl.report.counts import Counts
 from maporl.report.dialogues import flags_of
+from maporl.report.findings import said
 from maporl.types import Call, Dialogue, Example, Grade, Result, TurnEnd, Utterance
 
 
@@ -28,13 +29,13 @@ def dialogue(question, ann, bob):
 
 def run(**dialogues):
     recorded = {when: [SimpleNamespace(dialogue=d) for d in own] for when, own in dialogues.items()}
-    return SimpleNamespace(of=lambda when: recorded.get(when, []))
+    return Counts(SimpleNamespace(of=lambda when: recorded.get(when, [])))
 
 
 def test_how_often_agents_call_and_whether_they_are_right_then():
     before = [dialogue("a", (True, True, True), (False, False)), dialogue("b", (False, True), (False, False))]
     after = [dialogue("a", (True, True), (True, True)), dialogue("b", (True, True), (True, False))]
-    told = calling(run(before=before, after=after))
+    told = said("tools", *run(before=before, after=after).calls)
     # one question has a turn with a call, which is right, and one without, which is wrong
     assert told == (
         "Before training, ann called in 50.0% (9.5 to 90.5%) of 2 turns, bob called in 0.0% (0.0 to 65.8%) of 2 "
@@ -49,7 +50,7 @@ def test_without_tools_nothing_is_said():
     silent = dialogue("a", (False, True), (False, True))
     for utterance in silent.utterances:
         utterance.turn_end = None
-    assert calling(run(after=[silent])) == "" and "no call" not in flags_of(silent)
+    assert run(after=[silent]).calls == [] and "no call" not in flags_of(silent)
 
 
 def test_dialogues_in_which_nobody_called_can_be_found():

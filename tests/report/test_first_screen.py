@@ -107,9 +107,8 @@ def test_the_verdict_does_not_name_what_is_a_tenth_of_the_gain_or_less(tmp_path)
 
 def test_a_run_without_an_evaluation_after_training_shows_training_and_says_so(tmp_path):
     run = read_run(write_run(tmp_path / "run", updates=30, after=None))
-    assert (
-        first_screen(run)["about"].endswith("The training goes on, or was cut off.")
-        and first_screen(run)["verdict"] == []
+    assert first_screen(run)["verdict"] == [] and first_screen(run)["about"] == (
+        "How often answers of the last turn are right. No evaluation after training is recorded."
     )
     # Wilson of 80 of 80: 80 / (80 + 3.8415); turn 1 is 0.1 and turn 2 is 1 in all of the last 10 updates
     assert numbers(run) == [
@@ -179,7 +178,7 @@ def test_the_two_dialogues_are_held_out_and_say_what_changed(tmp_path):
     after = [*AFTER, heard("long", (WRONG, RIGHT), (RIGHT, RIGHT))]
     run = read_run(write_run(tmp_path / "run", after=after, dialogues=[heard("t", (RIGHT, WRONG), (WRONG, WRONG))]))
     better, worse = exhibits(run)
-    assert better["told"] == "ann was wrong in turn 1, was shown bob\u2019s right answer, and is right in turn 2."
+    assert better["told"] == "ann was wrong in turn 1, was shown what bob said, and is right in turn 2."
     assert (better["where"], better["question"], better["label"]) == (
         "A held-out question, after training",
         "long=",
@@ -208,16 +207,16 @@ def test_what_no_held_out_dialogue_shows_is_taken_from_training_or_said_in_words
     spoiled = heard("t", (RIGHT, WRONG), (WRONG, WRONG))
     run = read_run(write_run(tmp_path / "one", after=AFTER[:7], dialogues=[spoiled]))
     assert exhibits(run)[1]["told"] == (
-        "ann was right in turn 1, was shown bob\u2019s wrong answer, and is wrong in turn 2. On held-out questions no "
-        "right answer became wrong after training (7 dialogues)."
+        "ann was right in turn 1, was shown what bob said, and is wrong in turn 2. No right answer became wrong in 7 "
+        "held-out dialogues after training."
     )
-    assert exhibits(run)[1]["title"] == "Talking spoiled a right answer in training"
+    assert exhibits(run)[1]["title"] == "Talking spoiled a right answer"
     assert exhibits(run)[1]["where"] == "A question in training, update 1"
     none = exhibits(read_run(write_run(tmp_path / "two", after=AFTER[:7], dialogues=AFTER[:1])))[1]
     assert (none["lines"], none["told"]) == (
         [],
-        "No right answer became wrong in 7 held-out dialogues after training. Nor did one in 1 dialogue recorded in "
-        "the last 10 updates.",
+        "No right answer became wrong in 7 held-out dialogues after training. No right answer became wrong in 1 "
+        "dialogue of the last 10 updates.",
     )
     assert exhibits(read_run(write_run(tmp_path / "three", before=None, after=None))) == []
 
@@ -279,8 +278,7 @@ def paid(folder, right, scores, sources, unmeasured=None):
         ((1, 0), (0.1, 0.9), "Scores rose, but answers are right less often than before training."),
         ((0.5, 0.5), (0.1, 0.9), "Scores rose, but answers are not clearly right more often or less often than before training."),
         ((0.5, 0.5), (0.5, 0.5), "Training changed nothing that the held-out questions show."),
-        ((0, 1), (None, None), "Answers are right more often than before training. What training pays for was not measured on "
-         "these questions."),
+        ((0, 1), (None, None), "Answers are right more often than before training."),
     ],
 )  # fmt: skip
 def test_the_verdict_is_about_what_was_paid(tmp_path, right, scores, told):

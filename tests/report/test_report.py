@@ -31,7 +31,7 @@ from maporl.report.live import LivePage, PageSeat
 from maporl.report.metric_panels import ROWS, lines_of
 from maporl.report.page import as_json, payload, render, write_report
 from maporl.report.read import Recorded, RunReader, read_run
-from maporl.report.story import paired_gain, story, talking_gain
+from maporl.report.story import story
 from maporl.report.terminal import frame, sparkline
 from maporl.text import LONGEST, visible
 from maporl.types import (
@@ -65,26 +65,23 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
         "One of its questions: \u201cq0=\u201d (right answer: 2)."
     )
     assert told["How it was trained"] == "Updates: 4 updates of 8 questions each."
-    # 7 questions both right, one half right: 7.5 of 10; Wilson of 7.5 of 10 by hand: 0.6806 -+ 0.2384
-    assert (
-        "were right 0.0% (0.0 to 27.8%) of the time before training and 75.0% (44.2 to 91.9%) after it: +75.0 points"
-        in told["What it learned"]
-    )
-    # differences 7 x 1, 1/2, 2 x 0: mean 0.75, standard deviation sqrt((7 x 0.0625 + 0.0625 + 2 x 0.5625) / 9) =
-    # 0.42492
-    assert (
-        "(95% interval +48.7 to +100.0, compared question by question). Chance in the choice of questions does not "
-        "explain that." in told["What it learned"]
-    )
     # from the first turn to the last 7 x 1/2, -1/2, 2 x 0: mean 0.3, standard deviation sqrt((7 x 0.04 + 0.64 + 2 x
     # 0.09) / 9) = 0.3496
+    # 7 questions both right, one half right: 7.5 of 10; Wilson of 7.5 of 10 by hand: 0.6806 -+ 0.2384
+    # differences 7 x 1, 1/2, 2 x 0: mean 0.75, standard deviation sqrt((7 x 0.0625 + 0.0625 + 2 x 0.5625) / 9) =
+    # 0.42492
+    assert told["What it learned"] == (
+        "The team learned to answer and to talk: first answers got better, and talking adds more to them. Talking helps "
+        "on average, but the team is not clearly better than bob alone. How often answers are right, on 10 held-out "
+        "questions. Before training: 0.0% (0.0 to 27.8%, last turn). After training: 75.0% (44.2 to 91.9%, last turn). "
+        "By talking: +30.0 points (+8.3 to +51.7 points, last turn minus first turn, after training). By training: +75.0 "
+        "points (95% interval +48.7 to +100.0, compared question by question)."
+    )
     # the last turn of all minus bob's first answers: 7 x 0, -1/2, 2 x 0
     assert told["Does talking help?"] == (
-        "Held-out questions, after training. Agents answered again 20 times: 7 wrong answers became right, and 1 right "
-        "answer became wrong. all agents, first turn: 45.0% (20.1 to 72.6%). all agents, last turn: 75.0% (44.2 to "
-        "91.9%). last turn minus first, in points: +30.0 (+8.3 to +51.7). the best agent alone, bob, first turn: 80.0% "
-        "(49.0 to 94.3%). at least one agent, first turn: 80.0%. at least one agent, last turn: 80.0%. all agents in "
-        "the last turn minus the best alone, in points: -5.0 (-14.8 to +4.8)."
+        "What talking is worth beside what one agent alone could do. Held-out questions, after training. at least one "
+        "agent, first turn: 80.0%. at least one agent, last turn: 80.0%. all agents in the last turn minus bob, the best, "
+        "in its first, in points: -5.0 (-14.8 to +4.8)."
     )
     failed = failures(run)
     assert failed["scope"] == "10 held-out questions after training"
@@ -92,7 +89,7 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
         ("Nobody is right at the end on 2 of 10 questions (20.0%).", ["after/q8", "after/q9"]),
         ("On 1 of 10 questions (10.0%) one agent is right at the end and another is wrong.", ["after/q7"]),
         ("On 1 of 10 questions (10.0%) an agent gave up a right answer on the way.", ["after/q7"]),
-        ("Of 5 wrong last answers, 2 (40.0%) could not be read.", ["after/q9"]),
+        ("2 of 5 wrong last answers (40.0%) could not be read.", ["after/q9"]),
     ]
     [table] = failed["groups"]
     assert (table["title"], table["column"]) == ("Length of the right answer", "characters")
@@ -108,10 +105,10 @@ def test_a_difference_is_judged_question_by_question(tmp_path):
     wrong = [debate(f"w{n}", (WRONG, WRONG), (WRONG, WRONG)) for n in range(102)]
     better = [debate(f"w{n}", (WRONG, WRONG), (RIGHT, RIGHT)) for n in range(25)]
     run = read_run(write_run(tmp_path / "run", before=same + wrong, after=same + better + wrong[25:]))
-    gain = paired_gain(run)
+    gain = run.counts.gain
     # 25 ones in 256: 0.09766 -+ 1.96 x sqrt(0.09766 x 0.90234 x 256 / 255 / 256)
     assert (gain.mean, gain.low, gain.high) == pytest.approx((0.09766, 0.06123, 0.13409), abs=2e-5) and gain.sign == 1
-    assert gain == talking_gain(run)
+    assert gain == run.counts.talking
     one = Difference.of([(0, 0)] * 255 + [(0, 1)])
     assert one.sign == 0 and Difference.of([(1, 0)] * 3).sign == -1
 
@@ -136,15 +133,8 @@ def test_the_page_says_what_specialists_know_and_when_they_listen(tmp_path):
         *(specialists(f"n{n}", "next", (True, n == 3), (n != 2, n != 0)) for n in range(4)),
         *(specialists(f"r{n}", "reversed", (False, True), (n < 2, True)) for n in range(4)),
     ]
-    pupils = {
-        "ann": {"skill": "next", "wrong": 0.0, "gives_in": 0.3},
-        "bob": {"skill": None, "wrong": 0.1, "gives_in": 0},
-    }
-    warm = {"steps": 300, "wrong": 0.3, "agents": pupils}
-    told = {
-        p["title"]: p["text"]
-        for p in story(read_run(write_run(tmp_path / "run", before=before, after=after, warm_start=warm)))
-    }
+    run = read_run(write_run(tmp_path / "run", before=before, after=after, warm_start={"steps": 300}))
+    told = {p["title"]: p["text"] for p in story(run)}
     assert told["Who knows what?"].endswith(" ann: next 100.0%, reversed 0.0%. bob: next 25.0%, reversed 100.0%.")
     # ann was wrong 4 times beside bob's right answers; beside n3, where both were right, nothing was to be gained or
     # lost
@@ -156,19 +146,8 @@ def test_the_page_says_what_specialists_know_and_when_they_listen(tmp_path):
         f"bob: {was} right, shown a wrong answer, cases 4, {then} 75.0%, then right, after training 100.0%."
     )
     assert told["How it was trained"].endswith(
-        "A supervised warm start of 300 steps on written answers came first. ann was taught the skill next and no "
-        "other, and to repeat an answer that it hears 30% of the time. bob was taught answers to all questions, 10% "
-        "of its answers wrong on purpose. \u201cBefore training\u201d means after the warm start."
+        "A supervised warm start of 300 steps on written answers came first, and \u201cbefore training\u201d means after it."
     )
-
-
-def test_common_distances_of_wrong_numbers_are_named(tmp_path):
-    off = [debate(f"q{n}", (("12", False), ("12", False)), (("12", False), ("12", False))) for n in range(4)]
-    off.append(debate("odd", (("--5", False), ("x", False)), (("--5", False), ("x", False))))
-    lines = {line["text"]: line["keys"] for line in failures(read_run(write_run(tmp_path / "run", after=off)))["lines"]}
-    assert lines["Of 8 wrong last answers that are whole numbers, 8 (100.0%) are off by 10, on 4 questions."] == [
-        f"after/q{n}" for n in range(4)
-    ]
 
 
 def move(number, agent, text, won, paid, state):
@@ -187,14 +166,12 @@ def test_a_game_is_told_as_a_game(tmp_path):
     assert "Does talking help?" not in told
     assert told["The team"] == "Agent ann: tiny llama, 2 layers. Agent bob: org/model, LoRA. Game: kuhn_poker."
     assert told["What it learned"] == (
-        "After training, the team played 4 games of kuhn_poker. 1 of them ended with an illegal move. first won 3 of "
-        "the 4 games in which it moved and was paid +0.38 a game on average. second won 0 of the 3 games in which it "
-        "moved and was paid -1.00 a game on average."
+        "kuhn_poker: 4 held-out games after training. Ended by an illegal move: 25.0% (4.6 to 69.9%). first is paid: +0.38 "
+        "(-0.85 to +1.60 a game). second is paid: -1.00 (-1.00 to -1.00 a game)."
     )
     assert [line["text"] for line in failures(run)["lines"]] == [
-        "1 of 4 games ended with an illegal move.",
-        "first moved illegally in 1 of the 4 games in which it moved.",
-        "second lost 3 of 4 games.",
+        "1 of 4 games (25.0%) ended with an illegal move.",
+        "first moved illegally in 1 of 4 games (25.0%) in which it moved.",
     ]
     shown = payload([run])["dialogues"]
     assert (shown[0]["question"], shown[0]["outcome"], shown[0]["flags"]) == (

@@ -31,7 +31,6 @@ from maporl.environments.build import ToolGrant
 from maporl.environments.calls import NativeFormat
 from maporl.environments.world import World
 from maporl.errors import ConfigError
-from maporl.report import calling
 from maporl.rewards.labels import label
 from maporl.rewards.scoring import Scorer
 from maporl.rollout.agent_tools import formats_of_schemas
@@ -537,11 +536,6 @@ def test_the_outcome_says_how_many_requests_there_were_and_why_nobody_was_asked(
     assert why_nobody([dialogue, *others]) is None and why_nobody([]) is None
     found = dialogue_metrics([dialogue, others[0]], World(), ())
     assert (found["program/refused"], found["program/failed"]) == (2 / 3, 0.0)
-    told = calling.refusals(
-        SimpleNamespace(dialogues=[SimpleNamespace(dialogue=d) for d in (dialogue, dialogue, *others)])
-    )
-    assert told.startswith("Of 5 requests of the program 4 were refused. 2 times: temperature: this agent is being tr")
-    assert calling.refusals(SimpleNamespace(dialogues=[SimpleNamespace(dialogue=d) for d in others])) == ""
 
 
 OWN = "protocol.run: {}.py:3 makes {}() without base_url, which asks its provider with {}, and no agent; give it"

@@ -20,10 +20,11 @@ from written_runs import data_of
 
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError, RunError
-from maporl.report.crossplay import section, told
+from maporl.report.findings import said
 from maporl.report.page import write_report
 from maporl.report.read import read_run
 from maporl.report.story import story
+from maporl.report.tables import crossplay
 from maporl.runs.build import build_player
 from maporl.storage.run_folder import weights_of
 from maporl.studies.crossplay.entrants import read_entrants, seats_of, shared_questions
@@ -287,8 +288,8 @@ def test_a_report_shows_the_cross_play_that_names_its_run(runs, tmp_path):
     play = played(TWO)
     (run / "crossplay.json").write_text(json.dumps(play.to_json()))
     assert read_run(run).crossplay == play
-    assert story(read_run(run))[-1] == {"title": "Do the agents work with others?", "text": told(play)}
-    assert section(play)["cells"][1][0]["value"] == 0.375
+    assert story(read_run(run))[-1] == {"title": "Do the agents work with others?", "text": said("others", play)}
+    assert crossplay(play)["cells"][1][0]["value"] == 0.375
     run = run.rename(tmp_path / "renamed")
     assert read_run(run).crossplay is None
     (run / "crossplay.json").write_text('{"runs": ["renamed"]}')

@@ -44,7 +44,7 @@ def crossplay(
     quiet_libraries()
     from maporl.cli.common import Screen
     from maporl.evaluation.tables import crossplay_table
-    from maporl.report.crossplay import how, told
+    from maporl.report.findings import said
     from maporl.studies.crossplay.entrants import read_entrants
     from maporl.studies.crossplay.play import play_crossplay, write_crossplay
 
@@ -56,5 +56,5 @@ def crossplay(
         return
     console = Screen(markup=False, highlight=False)
     console.print(crossplay_table(play))
-    for line in (how(play), told(play), *map(str, files)):
+    for line in (said("cells", play), said("others", play), *map(str, files)):
         console.print(line, soft_wrap=True)
