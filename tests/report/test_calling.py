@@ -1,10 +1,10 @@
-"""What a report says of calls of tools, and the filter for dialogues in which nobody called."""
+"""What is counted of calls of tools, and the filter for dialogues in which nobody called."""
 
 from types import SimpleNamespace
 
-from maporl.report.counts import Counts
+from maporl.evaluation.metrics import Difference, Share
+from maporl.report.counts import Calls, Counts
 from maporl.report.dialogues import flags_of
-from maporl.report.findings import said
 from maporl.types import Call, Dialogue, Example, Grade, Result, TurnEnd, Utterance
 
 
@@ -35,15 +35,11 @@ def run(**dialogues):
 def test_how_often_agents_call_and_whether_they_are_right_then():
     before = [dialogue("a", (True, True, True), (False, False)), dialogue("b", (False, True), (False, False))]
     after = [dialogue("a", (True, True), (True, True)), dialogue("b", (True, True), (True, False))]
-    told = said("tools", *run(before=before, after=after).calls)
     # one question has a turn with a call, which is right, and one without, which is wrong
-    assert told == (
-        "Before training, ann called in 50.0% (9.5 to 90.5%) of 2 turns, bob called in 0.0% (0.0 to 65.8%) of 2 "
-        "turns. 1 of 1 call failed. Over 1 question with turns of both kinds, accuracy with calls minus accuracy "
-        "without is +100.0 points (95% interval +100.0 to +100.0, compared question by question). After training, ann "
-        "called in 100.0% (34.2 to 100.0%) of 2 turns, bob called in 100.0% (34.2 to 100.0%) of 2 turns. 0 of 4 calls "
-        "failed."
-    )
+    assert run(before=before, after=after).calls == [
+        Calls("before", {"ann": Share(1, 2), "bob": Share(0, 2)}, 1, 1, 1, Difference(1.0, 1.0, 1.0)),
+        Calls("after", {"ann": Share(2, 2), "bob": Share(2, 2)}, 4, 0, 0, None),
+    ]
 
 
 def test_without_tools_nothing_is_said():

@@ -188,21 +188,6 @@ def test_the_two_dialogues_are_held_out_and_say_what_changed(tmp_path):
     assert worse["told"] == "bob was right in turn 1 and is wrong in turn 2." and worse["key"] == "after/q7"
 
 
-def test_who_spoke_to_an_agent_that_changed_its_answer_is_named(tmp_path):
-    draft, check, final = (
-        utterance(0, "solver", 0, *WRONG), utterance(1, "critic", 0, None, False, parents=(0,), answers=False, text="Look again."),
-        utterance(2, "solver", 1, *RIGHT, parents=(1,)),
-    )  # fmt: skip
-    check.grade = None
-    played = [Dialogue(Example("q", "1+1=", "2"), [draft, check, final])]
-    better, worse = exhibits(read_run(write_run(tmp_path / "run", before=None, after=played)))
-    assert better["told"] == "solver was wrong in turn 1, was shown what critic said, and is right in turn 2."
-    assert [(line["agent"], line["correct"]) for line in better["lines"]] == [
-        ("solver", False), ("critic", None), ("solver", True),
-    ]  # fmt: skip
-    assert worse["lines"] == [] and "No right answer became wrong in 1 held-out dialogue" in worse["told"]
-
-
 def test_what_no_held_out_dialogue_shows_is_taken_from_training_or_said_in_words(tmp_path):
     spoiled = heard("t", (RIGHT, WRONG), (WRONG, WRONG))
     run = read_run(write_run(tmp_path / "one", after=AFTER[:7], dialogues=[spoiled]))
@@ -269,27 +254,12 @@ def paid(folder, right, scores, sources, unmeasured=None):
     return read_run(folder)
 
 
-@pytest.mark.parametrize(
-    "right, scores, told",
-    [
-        ((0, 1), (0.1, 0.9), "The team learned: its answers are right more often than before training."),
-        ((0, 1), (0.5, 0.5), "It is not clear that scores rose, but answers are right more often than before training."),
-        ((0, 1), (0.9, 0.1), "Scores fell, but answers are right more often than before training."),
-        ((1, 0), (0.1, 0.9), "Scores rose, but answers are right less often than before training."),
-        ((0.5, 0.5), (0.1, 0.9), "Scores rose, but answers are not clearly right more often or less often than before training."),
-        ((0.5, 0.5), (0.5, 0.5), "Training changed nothing that the held-out questions show."),
-        ((0, 1), (None, None), "Answers are right more often than before training."),
-    ],
-)  # fmt: skip
-def test_the_verdict_is_about_what_was_paid(tmp_path, right, scores, told):
-    assert first_screen(paid(tmp_path / "more", right, scores, MORE))["verdict"] == [told]
-    by_label = first_screen(paid(tmp_path / "label", right, scores, {"label": 1.0, "tokens": 0.0}))["verdict"]
-    assert by_label[0].startswith(("The team learned", "The team got worse", "Training changed nothing"))
-
-
 def test_scores_stand_before_accuracies_and_say_what_they_are_without(tmp_path):
     why = {"judge": "agent carol would be asked about every answer"}
     shown = first_screen(paid(tmp_path / "run", (0, 1), (0.5, 0.25), MORE | {"judge": 1.0}, why))
+    assert shown["verdict"] == ["Scores fell, but answers are right more often than before training."]
+    by_label = first_screen(paid(tmp_path / "label", (0, 1), (0.5, 0.25), {"label": 1.0, "tokens": 0.0}))["verdict"]
+    assert by_label == ["The team learned: its answers are right more often than before training."]
     # eight scores of 0.25 and 0.26: standard error 0.00535 / sqrt(8), around the mean that the evaluation recorded
     assert [(n["label"], n["value"], n["interval"]) for n in shown["numbers"]] == [
         ("Score before training", "0.500", "0.496 to 0.504"),

@@ -133,7 +133,8 @@ def test_the_page_says_what_specialists_know_and_when_they_listen(tmp_path):
         *(specialists(f"n{n}", "next", (True, n == 3), (n != 2, n != 0)) for n in range(4)),
         *(specialists(f"r{n}", "reversed", (False, True), (n < 2, True)) for n in range(4)),
     ]
-    run = read_run(write_run(tmp_path / "run", before=before, after=after, warm_start={"steps": 300}))
+    more = {"warm_start": {"steps": 300}, "branching": {"how": "independent", "group": 4}}
+    run = read_run(write_run(tmp_path / "run", before=before, after=after, **more))
     told = {p["title"]: p["text"] for p in story(run)}
     assert told["Who knows what?"].endswith(" ann: next 100.0%, reversed 0.0%. bob: next 25.0%, reversed 100.0%.")
     # ann was wrong 4 times beside bob's right answers; beside n3, where both were right, nothing was to be gained or
@@ -145,8 +146,9 @@ def test_the_page_says_what_specialists_know_and_when_they_listen(tmp_path):
         f"bob: {was} wrong, shown a right answer, cases 3, {then} 25.0%, then right, after training 66.7%. "
         f"bob: {was} right, shown a wrong answer, cases 4, {then} 75.0%, then right, after training 100.0%."
     )
-    assert told["How it was trained"].endswith(
-        "A supervised warm start of 300 steps on written answers came first, and \u201cbefore training\u201d means after it."
+    assert told["How it was trained"] == (
+        "Updates: 4 updates of 8 questions each, each played 4 times. Warm start: A supervised warm start of 300 steps on "
+        "written answers came first, and \u201cbefore training\u201d means after it."
     )
 
 
@@ -822,29 +824,6 @@ def test_a_run_without_labels_shows_rewards_and_nothing_about_right_answers(tmp_
     )
     assert "p" in newest and "(right" not in newest
     assert not [name for name in evaluate_dialogues(played).metrics() if "flips" in name or "accuracy" in name]
-
-
-def test_the_story_says_how_often_each_question_is_played(tmp_path):
-    own = {"branching": {"how": "independent", "group": 4}, "advantage": {"baseline": "mean", "scale": "std"}}
-    told = {
-        part["title"]: part["text"]
-        for part in story(read_run(write_run(tmp_path / "run", ppo={"objective": "ppo"}, **own)))
-    }
-    assert "8 questions each, each played 4 times." in told["How it was trained"]
-
-
-def test_a_loop_is_told_by_its_stages_and_a_stage_by_updates_names_no_builder(tmp_path):
-    stages = [
-        {"train": "reward", "build": "joint"},
-        {"train": "ppo", "updates": 2},
-        {"train": "dpo", "build": {"best_of": {}}},
-    ]
-    loop = {"rounds": 4, "questions": 12, "stages": stages}
-    told = {part["title"]: part["text"] for part in story(read_run(write_run(tmp_path / "run", loop=loop)))}
-    assert told["How it was trained"].startswith(
-        "Rounds: The team was trained in 4 rounds. A round samples up to 12 questions and then trains a reward model on joint, then by "
-        "2 updates of PPO, then by DPO on best_of."
-    )
 
 
 def test_the_measures_of_an_objective_of_ones_own_are_drawn_by_policy_and_name():
