@@ -110,11 +110,10 @@ class Workers:
         self._jobs.put(lambda: self._work(row, done))
         if self._threads < self.most:
             self._threads += 1
-            threading.Thread(target=self._serve, name="maporl tool", daemon=True).start()
+            threading.Thread(target=_serve, args=(self._jobs,), name="maporl tool", daemon=True).start()
 
-    def _serve(self) -> None:
-        while self._jobs.get()():
-            pass
+    def __del__(self) -> None:
+        self.close()
 
     def _work(self, row: "_Row", done: "queue.SimpleQueue[_Row]") -> bool:
         """Run the jobs of a row in this thread. Return whether the thread is still wanted."""
@@ -178,6 +177,12 @@ class Workers:
                 f"{row.jobs[row.number].name}: {self.left} calls took longer than they may and cannot be ended, the "
                 f"last one {row.jobs[row.number].seconds:g} s; give it a time-out of its own, or more seconds"
             )
+
+
+def _serve(jobs: "queue.SimpleQueue[Callable[[], bool]]") -> None:
+    """Do jobs until one says that the thread is not wanted. A thread that waits for work keeps nobody's tools."""
+    while jobs.get()():
+        pass
 
 
 class _Row:

@@ -34,7 +34,11 @@ MARKS = tuple(str(mark) for mark in range(1, 11))
 
 @dataclass(frozen=True)
 class Proposing(Protocol):
-    """What the papers share: the ``proposer`` writes a question, and the ``solver`` answers it ``tries`` times."""
+    """What the papers share: the ``proposer`` writes a question, and the ``solver`` answers it ``tries`` times.
+
+    Raises:
+        ValueError: ``tag`` is not a word, or two seats have the same agent.
+    """
 
     tries: Positive = option(5, "How often a question is answered.")
     proposer: str | None = option(None, "The agent that proposes. Default: the first one.")
@@ -169,7 +173,11 @@ class LanguageSelfPlay(Proposing):
 
 @dataclass(frozen=True)
 class RZero(Proposing):
-    """R-Zero (arXiv 2508.05004), ``vouch: majority``: the answer that most tries give is the right one."""
+    """R-Zero (arXiv 2508.05004), ``vouch: majority``: the answer that most tries give is the right one.
+
+    Raises:
+        ValueError: ``least_share`` is above ``most_share``, or there is one try.
+    """
 
     least_share: float = option(
         0.0, "With vouch: majority, the tries are trained on if at least this share of them gives the same answer."
@@ -232,7 +240,11 @@ class _Known(Proposing):
 @dataclass(frozen=True)
 class Spice(_Known):
     """SPICE (arXiv 2510.24684), ``vouch: stated``: the proposer reads a document, and states the answer with the
-    question."""
+    question.
+
+    Raises:
+        ValueError: ``answer_tag`` is not a word, is that of the question, or the text does not ask for it.
+    """
 
     answer_tag: str = option("answer", "The tag of the answer with vouch: stated.")
 
@@ -349,7 +361,11 @@ class SearchSelfPlay(_Checked):
 
 @dataclass(frozen=True)
 class AbsoluteZero(_Checked):
-    """Absolute Zero (arXiv 2505.03335), ``vouch: tool``: the answer is what the tool finds."""
+    """Absolute Zero (arXiv 2505.03335), ``vouch: tool``: the answer is what the tool finds.
+
+    Raises:
+        ValueError: no tool is named.
+    """
 
     def __post_init__(self):
         super().__post_init__()
@@ -376,7 +392,11 @@ class AbsoluteZero(_Checked):
 
 @dataclass(frozen=True)
 class MultiAgentEvolve(Proposing):
-    """Multi-Agent Evolve (arXiv 2510.23595), ``vouch: judge``: a judge marks the question, and each try."""
+    """Multi-Agent Evolve (arXiv 2510.23595), ``vouch: judge``: a judge marks the question, and each try.
+
+    Raises:
+        ValueError: ``least_quality`` is not between 0 and 1.
+    """
 
     judge: str | None = option(None, "The agent that judges with vouch: judge. Default: the third one.")
     least_quality: float = option(

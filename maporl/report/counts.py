@@ -53,7 +53,7 @@ class Counts:
 
     @cached_property
     def game(self) -> str:
-        """The name of the game that is played; empty where dialogues are no games."""
+        """The name of the game that is played; empty where it is not a game."""
         return (game_of(self.run.dialogues[0].dialogue) or "") if self.run.dialogues else ""
 
     @cached_property

@@ -191,3 +191,15 @@ def test_threads_of_tools_end_when_their_world_closes():
     assert len(begun) == 3 and not begun & threads()
     assert workers.run(rows)[2][0].value == 1, "others are started when they are needed"
     workers.close()
+
+
+def test_threads_end_with_the_workers_that_nobody_has_any_longer():
+    before = set(threading.enumerate())
+    made = workers.Workers()
+    made.run([[workers.Job(lambda: 1, 5.0, "one")] for _ in range(4)])
+    started = set(threading.enumerate()) - before
+    assert len(started) == 4 and all(thread.name == "maporl tool" for thread in started)
+    del made
+    for thread in started:
+        thread.join(5.0)
+    assert not any(thread.is_alive() for thread in started)
