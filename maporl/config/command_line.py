@@ -27,6 +27,7 @@ from maporl.errors import ConfigError, UserError, is_own, lacking
 from maporl.text import printable
 from trl_ext.files.atomic import NO_ROOM
 from trl_ext.process.interruptions import TERMINATED, Interrupted, Terminated, leave_soon
+from trl_ext.process.messages import tell
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -122,10 +123,8 @@ class Messages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write ``record``. What cannot be written ends no run: logging says so, as of its own handlers."""
-        bars = sys.modules.get("tqdm.std")  # which whoever draws a bar has imported
         try:
-            with bars.tqdm.external_write_mode(file=sys.stderr) if bars else nullcontext():
-                sys.stderr.write(f"{self.format(record)}\n")
+            tell(self.format(record))
         except Exception:
             self.handleError(record)
 

@@ -3,7 +3,6 @@
 import atexit
 import math
 import os
-import sys
 import threading
 import time
 import weakref
@@ -38,6 +37,7 @@ from maporl.event_loop import awaited
 from maporl.text import printable
 from maporl.types import Act, Dialogue, Result
 from trl_ext.copies import own_copy
+from trl_ext.process.messages import tell
 from trl_ext.process.random_states import forked_generators
 
 DEFAULT_SECONDS = CallLimits().seconds
@@ -203,7 +203,7 @@ class World:
             if outcome.late or outcome.error is not None:
                 self.counts[f"env/{name}/close_failed"] += 1
                 why = "took too long" if outcome.late else told(outcome.error)  # type: ignore[arg-type]
-                print(printable(f"environment {name!r}: close() failed: {why}"), file=sys.stderr)
+                tell(printable(f"environment {name!r}: close() failed: {why}"))
 
     def drop_these(self, dialogues: Sequence[Rooms]) -> None:
         """Close the environments of those of ``dialogues`` that are in progress."""

@@ -7,7 +7,6 @@ import json
 import random
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from os.path import lexists
@@ -41,6 +40,7 @@ from trl_ext.files.lock import RunLock
 from trl_ext.files.manifest import verify, write_manifest
 from trl_ext.files.set_aside import ABANDONED, set_aside
 from trl_ext.process.interruptions import Interrupted, Interruptions, Terminated
+from trl_ext.process.messages import tell
 from trl_ext.process.waits import Discarded
 
 Tell = Callable[[str], None]
@@ -88,13 +88,13 @@ def _interruptible(loop: "Loop") -> list[dict[str, Any]]:
             name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
             again = f"maporl train {shlex.quote(str(loop.folder / CONFIG))} --resume"
             told = f"{name}: stopped; the parts of the loop that are complete are kept; to go on: {again}"
-            print(told, file=sys.stderr, flush=True)
+            tell(told)
             raise error from None
 
 
 def _tell(line: str, quiet: bool) -> None:
     if line.startswith("warning:") or not quiet:
-        print(printable(line), file=sys.stderr, flush=True)
+        tell(printable(line))
 
 
 def _write(folder: Path, dialogues: Sequence[Dialogue]) -> None:

@@ -2,7 +2,6 @@
 
 import gc
 import shlex
-import sys
 from pathlib import Path
 
 from maporl.config import Config
@@ -17,6 +16,7 @@ from trl_ext.errors import short_trace
 from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.lock import RunLock
 from trl_ext.process import distributed
+from trl_ext.process.messages import tell
 
 
 @short_trace
@@ -55,14 +55,14 @@ def _train(run: ResolvedRun, folder: Path, resume: bool, quiet: bool) -> tuple[E
     if resume and has_final(folder):
         if distributed.is_main():
             other = f"evaluate it with other options by: maporl eval {shlex.quote(str(folder))} KEY=VALUE"
-            print(f"{folder}: its run has ended; nothing is left to train; {other}", file=sys.stderr, flush=True)
+            tell(f"{folder}: its run has ended; nothing is left to train; {other}")
         return _ended(run, folder)
     try:
         trainer = trainer_of(run, quiet=quiet)
         from_checkpoint = distributed.broadcast_from_main(resume and bool(numbered_checkpoints(folder)))
         if resume and not from_checkpoint:
             if distributed.is_main():
-                print(f"{folder}: has no checkpoint; the run starts again", file=sys.stderr, flush=True)
+                tell(f"{folder}: has no checkpoint; the run starts again")
                 trainer.run.set_results_aside()
             trainer.run.rewind(0)
         # what the libraries have made stays; looking through it for garbage would take a third of a second each time

@@ -7,7 +7,6 @@ and what a training gave each token of the dialogues that are logged.
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from os.path import abspath, lexists
@@ -55,6 +54,7 @@ from trl_ext.files.manifest import CheckpointError
 from trl_ext.files.set_aside import ABANDONED, set_aside
 from trl_ext.learning.audit import AUDIT
 from trl_ext.process import distributed
+from trl_ext.process.messages import tell
 
 CONFIG, LOGS = "config.yaml", "logs"
 BEFORE, AFTER = "evaluation_before.json", "evaluation_after.json"
@@ -250,7 +250,7 @@ class RunRecord:
             what = f"{type(error).__name__}: {error}"
             if warn:
                 told = f"warning: no report was written ({what}); try: maporl report {self.folder}"
-                print(printable(told), file=sys.stderr)
+                tell(printable(told))
 
 
 def _parsed(values: dict) -> Config | None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -28,6 +27,7 @@ from trl_ext.learning.metrics import Clock, Metrics
 from trl_ext.process import distributed
 from trl_ext.process.devices import reuse_memory
 from trl_ext.process.interruptions import Interruptions
+from trl_ext.process.messages import tell
 from trl_ext.process.random_states import shuffled_indices
 from trl_ext.process.waits import Discarded, check
 from trl_ext.trainer.device_failure import device_failure
@@ -304,7 +304,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         number = distributed.all_reduce_max(self._interruptions.asked, self.accelerator.device)
         self._interruptions.asked = self._interruptions.asked or number
         if distributed.is_main():
-            print(f"{self._interruptions.name}: {told}", file=sys.stderr, flush=True)
+            tell(f"{self._interruptions.name}: {told}")
         raise self._interruptions.error
 
     def _save_last_update(self, state: dict) -> str:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -29,6 +28,7 @@ from trl_ext.learning.audit import Watch
 from trl_ext.learning.checkpoint import CheckpointWriter, Saved, SavingLost, load_checkpoint, read_state
 from trl_ext.learning.learners import Learning
 from trl_ext.process import distributed
+from trl_ext.process.messages import tell
 
 COMPLETIONS = "completions.jsonl"
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class Resuming:
         self.state.best_model_checkpoint = str(folder)
         if distributed.is_main():
             found = f"{self.args.metric_for_best_model} {self.state.best_metric:.4g}"
-            print(f"{self.folder}: has the weights of update {best} of {step}, the best ({found})", file=sys.stderr)
+            tell(f"{self.folder}: has the weights of update {best} of {step}, the best ({found})")
 
     def _save_checkpoint(self, model, trial) -> None:
         self.finish_checkpoint()  # main memory need not hold two
@@ -213,13 +213,11 @@ class Resuming:
         state = load_checkpoint(folder, self.learning, self.checkpoint_others())
         self.restore_state(state)
         if is_longer(state["options"], deciding_options(args)) and distributed.is_main():
-            print(
+            tell(
                 f"{self.folder}: made longer, to {args.num_total_batches} updates in place of "
                 f"{state['options']['num_total_batches']}; from update {self.state.global_step + 1} on the learning "
                 f"rate is that of schedule {SchedulerType(args.lr_scheduler_type).value} over "
                 f"{args.num_total_batches} updates",
-                file=sys.stderr,
-                flush=True,
             )
         why = DAMAGED if wanted is True else ABANDONED
         distributed.on_main(lambda: self._leave_branch(folder, why, state.get("records", {})))
@@ -279,7 +277,7 @@ class Resuming:
             names = ", ".join(path.name for path in moved)
             logger.warning("%s: resumes after update %d; what came later was set aside: %s", self.folder, step, names)
         else:
-            print(f"{self.folder}: resumes after update {step}", file=sys.stderr, flush=True)
+            tell(f"{self.folder}: resumes after update {step}")
 
     def _tell_gaps(self, resumed: Path, had: Mapping[str, int]) -> None:
         """Warn if a file has lost records that it had when the checkpoint ``resumed`` was written."""

@@ -2,7 +2,6 @@
 cluster."""
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -432,7 +431,7 @@ def _teller(quiet: bool) -> Callable[[str], None]:
 
     def tell(line: str) -> None:
         if not quiet:
-            print(printable(line), file=sys.stderr, flush=True)
+            tell(printable(line))
 
     return tell
 
