@@ -4,15 +4,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from maporl.evaluation.metrics import SCORE, Difference, Share
 from maporl.report.charts import finite
 from maporl.report.dialogues import Graded, flags_of, game_of, graded, kind_of, last_answers, newest
+from maporl.report.read import Recorded, Run
 from maporl.types import Dialogue, Grade, Stop, Utterance
-
-if TYPE_CHECKING:
-    from maporl.report.read import Recorded, Run
 
 HELD_OUT = ("before", "after")
 LEAST_PART = 0.1
@@ -26,7 +24,7 @@ class Case(NamedTuple):
     what they have in common."""
 
     way: str
-    dialogues: list["Recorded"]
+    dialogues: list[Recorded]
     number: int
     total: int
     kind: str
@@ -48,12 +46,12 @@ class Calls(NamedTuple):
 class Counts:
     """The counts of a ``run``. Each is made when it is first asked for."""
 
-    def __init__(self, run: "Run"):
+    def __init__(self, run: Run):
         self.run = run
 
     @cached_property
     def game(self) -> str:
-        """The name of the game that is played; empty where it is not a game."""
+        """The name of the game; empty where the dialogues are not of one."""
         return (game_of(self.run.dialogues[0].dialogue) or "") if self.run.dialogues else ""
 
     @cached_property
@@ -68,7 +66,7 @@ class Counts:
         return self.run.section("evaluation").get("temperature"), self.run.section("ppo").get("temperature")
 
     @cached_property
-    def newest(self) -> list["Recorded"]:
+    def newest(self) -> list[Recorded]:
         """The dialogues that show what the team can do now."""
         return newest(self.run)
 
@@ -237,7 +235,7 @@ class Counts:
         ends = [(_score(d, 0), _score(d, d.turns() - 1)) for d in played if d.turns() > 1]
         return [now - was for was, now in ends if was is not None and now is not None]
 
-    def paid(self, played: Iterable["Recorded"], player: str) -> list[float]:
+    def paid(self, played: Iterable[Recorded], player: str) -> list[float]:
         """What a player was paid in each game in which it moved."""
         moves = [[u for u in one.dialogue.utterances if u.agent == player] for one in played]
         return [sum(finite(u.rewards.get("env")) or 0.0 for u in own) for own in moves if own]
@@ -245,7 +243,7 @@ class Counts:
     # -- where it fails -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def ended(self) -> list["Recorded"]:
+    def ended(self) -> list[Recorded]:
         """The newest dialogues with graded last answers."""
         return [one for one in self.newest if last_answers(one.dialogue)]
 
@@ -261,7 +259,7 @@ class Counts:
         found = self._games_lost(wrong) if self.game else self._wrong(wrong)
         return [case._replace(dialogues=list(dict.fromkeys(case.dialogues))) for case in found if case.dialogues]
 
-    def _wrong(self, wrong: list[tuple["Recorded", Utterance, Grade]]) -> Iterator[Case]:
+    def _wrong(self, wrong: list[tuple[Recorded, Utterance, Grade]]) -> Iterator[Case]:
         flags = [(one, flags_of(one.dialogue)) for one in self.ended]
         several = any(len(last_answers(one.dialogue)) > 1 for one in self.ended)
         for flag in ("all wrong", "mixed", "spoiled"):
@@ -273,7 +271,7 @@ class Counts:
         cut = [one for one, u, _ in wrong if u.stop == Stop.LENGTH]
         yield Case("cut", cut, len(cut), len(wrong), "wrong last answer")
 
-    def _games_lost(self, wrong: list[tuple["Recorded", Utterance, Grade]]) -> Iterator[Case]:
+    def _games_lost(self, wrong: list[tuple[Recorded, Utterance, Grade]]) -> Iterator[Case]:
         illegal = [(one, u, grade) for one, u, grade in wrong if one.dialogue.outcome == "illegal"]
         games = [one for one, *_ in illegal]
         yield Case("illegal", games, len(set(games)), len(self.ended), "game")
@@ -283,6 +281,11 @@ class Counts:
             yield Case("moved", own, len(own), sum(agent in each for each in speakers), "game", agent)
         cut = [one for one, u, _ in illegal if u.stop == Stop.LENGTH]
         yield Case("cut", cut, len(cut), len(illegal), "illegal move")
+
+
+def counts_of(run: Run) -> Counts:
+    """Return the counts of ``run``, which are made once."""
+    return run.kept.setdefault("counts", Counts(run))
 
 
 def answers_again(dialogue: Dialogue) -> list[tuple[str, bool, list[bool], bool]]:

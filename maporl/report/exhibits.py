@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from maporl.report.charts import finite
+from maporl.report.counts import counts_of
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, kind_of, last_answers
 from maporl.report.findings import said
 from maporl.report.read import Recorded, Run
@@ -52,11 +53,11 @@ def exhibits(run: Run) -> list[dict[str, Any]]:
     """The two dialogues, or words in place of one that the run does not have. Empty before anything was played."""
     if not run.dialogues:
         return []
-    pool = run.counts.newest or run.dialogues
+    game, pool = counts_of(run).game, counts_of(run).newest or run.dialogues
     several = any(u.turn > 0 for one in pool for u in one.dialogue.answers())
-    if not run.counts.game and not any(graded(one.dialogue) for one in pool):
+    if not game and not any(graded(one.dialogue) for one in pool):
         return [_drawn(_by_score(pool, several, better)) for better in (True, False)]
-    find = _game if run.counts.game else _by_talking if several else _by_training
+    find = _game if game else _by_talking if several else _by_training
     return [_drawn(find(run, better)) for better in (True, False)]
 
 
@@ -105,7 +106,7 @@ def _by_training(run: Run, better: bool) -> Shown:
             if bool(grade.correct) == better and last.get(u.agent, (u, better))[1] != better:
                 changes.append(Shown("training", better, one, last[u.agent][0], u))
     if not pairs:
-        answers = ((one, *answer) for one in run.counts.newest for answer in last_answers(one.dialogue))
+        answers = ((one, *answer) for one in counts_of(run).newest for answer in last_answers(one.dialogue))
         changes = [Shown("answer", better, one, u, u) for one, u, grade in answers if grade.correct is better]
     return _clearest(changes) or Shown("training" if pairs else "answer", better, asked=len(pairs))
 
@@ -128,9 +129,9 @@ def _by_score(pool: list[Recorded], several: bool, better: bool) -> Shown:
 
 def _game(run: Run, better: bool) -> Shown:
     """A short game that was played to its end (``better``), or one that an illegal move ended."""
-    found = [one for one in run.counts.newest if (one.dialogue.outcome != "illegal") == better]
+    found = [one for one in counts_of(run).newest if (one.dialogue.outcome != "illegal") == better]
     short = min(found, key=lambda one: (len(one.dialogue.utterances), one.number), default=None)
-    return Shown("game", better, short, asked=len(run.counts.newest))
+    return Shown("game", better, short, asked=len(counts_of(run).newest))
 
 
 def _drawn(shown: Shown) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from maporl.evaluation.metrics import Share
+from maporl.report.counts import counts_of
 from maporl.report.dialogues import kind_of, last_answers, right_share
 from maporl.report.findings import findings, said
 from maporl.report.read import Recorded, Run
@@ -25,11 +26,12 @@ def failures(run: Run) -> dict[str, Any]:
     ``scope`` says what was counted. ``lines`` are sentences, each with the ``keys`` of the dialogues that it counts.
     ``groups`` are tables of accuracy by a property of the question.
     """
-    lines = findings("fails", run.counts.failed)
+    c = counts_of(run)
+    lines = findings("fails", c.failed)
     return {
-        "scope": said("scope", run.counts),
+        "scope": said("scope", c),
         "lines": [{"text": text, "keys": [visible(one.key) for one in case.dialogues]} for text, case in lines],
-        "groups": [] if run.counts.game else _groups(run.counts.ended, run.of("before") if run.of("after") else []),
+        "groups": [] if c.game else _groups(c.ended, run.of("before") if run.of("after") else []),
     }
 
 

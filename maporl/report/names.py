@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from maporl.report.counts import counts_of
 from maporl.report.language import counted, listed
 from maporl.report.read import Run
 from maporl.text import visible
@@ -62,9 +63,9 @@ def title_of(run: Run) -> str:
 
 def subject(run: Run) -> str:
     """Who does what, such as "ann and bob on toy_sum". Empty where the run does not say it."""
-    agents = run.counts.agents
+    agents, game = counts_of(run).agents, counts_of(run).game
     who = listed(agents) if len(agents) <= MOST_NAMED else counted(len(agents), "agent")
-    task = f"in the game {run.counts.game}" if run.counts.game else f"on {task_of(run)}" if task_of(run) else ""
+    task = f"in the game {game}" if game else f"on {task_of(run)}" if task_of(run) else ""
     return visible(f"{who} {task}".strip()) if who else ""
 
 

@@ -21,6 +21,7 @@ from maporl.evaluation.metrics import SCORE, Difference, Evaluation, numbers_of,
 from maporl.report import groups
 from maporl.report.audit import audit_of, shown
 from maporl.report.charts import charts, compared, finite, unique_names
+from maporl.report.counts import counts_of
 from maporl.report.dialogues import FLAGS, MOST, entries, graded, right_share
 from maporl.report.exhibits import exhibits
 from maporl.report.failures import failures
@@ -92,14 +93,14 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "exhibits": exhibits(run),
         "setup": setup(run),
         "learns_from": [visible(text) for text in run.learns_from or filter(None, [reward(run)])],
-        "how_drawn": said("drawn", run.counts) if run.before or run.after else "",
+        "how_drawn": said("drawn", counts_of(run)) if run.before or run.after else "",
         "tables": tables(run),
         "told": told(run),
         "story": story(run),
         "audit": shown(audit_of(run)),
         "failures": failures(run),
         "results": results(run),
-        "flips": [] if run.counts.game else _flips(run),
+        "flips": [] if counts_of(run).game else _flips(run),
         "groups": groups.section(run),
         "crossplay": crossplay(run.crossplay) if run.crossplay else None,
         "config": dump_yaml(without_secrets(run.config)) if run.config else "",
@@ -108,7 +109,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
 
 def _heading(run: Run) -> str:
     """What stands above the first screen."""
-    who = "team" if len(run.counts.agents) != 1 else "agent"
+    who = "team" if len(counts_of(run).agents) != 1 else "agent"
     return f"What the {who} learned" if run.after is not None else f"What the {who} has shown so far"
 
 
@@ -161,8 +162,8 @@ def _column(run: Run) -> dict[str, str]:
     return {
         "right after training": last(run.after),
         "right before training": last(run.before),
-        "points by training": gain(run.counts.gain),
-        "points by talking": gain(run.counts.talking),
+        "points by training": gain(counts_of(run).gain),
+        "points by talking": gain(counts_of(run).talking),
         "updates": str(updates[-1]["step"] if updates else 0),
         "task": part_name(run.section("task").get("name", "\u2013")),
         "protocol": part_name(run.section("protocol").get("name", "\u2013")),

@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
@@ -14,9 +13,6 @@ from maporl.report.files import is_there, read_config, read_crossplay, read_eval
 from maporl.storage.run_folder import LEARNS_FROM, has_final
 from maporl.types import Dialogue, Stop, from_record
 from trl_ext.files.jsonl import DamagedRecord, whole_lines
-
-if TYPE_CHECKING:
-    from maporl.report.counts import Counts
 
 RECORDS = ("metrics.jsonl", "dialogues.jsonl")
 HELD_OUT = ("before", "after")
@@ -53,7 +49,7 @@ class Run:
     """The records of a run folder. ``dialogues`` are those that are kept; ``recorded`` counts all that were read.
     ``crossplay`` is the latest cross-play that the run took part in. ``learns_from`` says what the team learns from, as
     the run recorded it. ``damaged`` names in sentences what could not be read of the records: it is left out of all the
-    rest.
+    rest. ``kept`` is for what is made of the run once.
     """
 
     folder: Path
@@ -67,13 +63,7 @@ class Run:
     crossplay: CrossPlay | None = None
     learns_from: tuple[str, ...] = ()
     damaged: list[str] = field(default_factory=list)
-
-    @cached_property
-    def counts(self) -> "Counts":
-        """What is counted of the run."""
-        from maporl.report.counts import Counts  # which reads runs
-
-        return Counts(self)
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:

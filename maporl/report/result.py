@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from maporl.evaluation.metrics import SCORE, Difference, Share
 from maporl.report.charts import finite, questions_by_step
-from maporl.report.counts import Counts
+from maporl.report.counts import Counts, counts_of
 from maporl.report.dialogues import LAST_UPDATES
 from maporl.report.findings import findings, said
 from maporl.report.language import few_updates, interval_of
@@ -30,7 +30,7 @@ class Number(NamedTuple):
 
 def first_screen(run: Run) -> dict[str, Any]:
     """The ``verdict`` in sentences, what the ``numbers`` are about, and the numbers themselves."""
-    c = run.counts
+    c = counts_of(run)
     labelled = _of_answers if "after" in c.right else _of_training
     numbers = (_of_games if c.game else _of_scores if c.unlabelled else labelled)(c)
     return {

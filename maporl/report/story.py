@@ -5,6 +5,7 @@ from typing import Any
 
 from maporl.report.audit import audit_of
 from maporl.report.charts import finite
+from maporl.report.counts import counts_of
 from maporl.report.findings import said
 from maporl.report.language import counted
 from maporl.report.names import model_name, part_name, task_of
@@ -26,7 +27,7 @@ def story(run: Run) -> list[dict[str, str]]:
     shown = first_screen(run)
     notes = [(n, ", ".join(filter(None, [n["interval"], n["note"]]))) for n in shown["numbers"]]
     numbers = [(n["label"], f"{n['value']} ({note})" if note else n["value"]) for n, note in notes]
-    learned = [*shown["verdict"], shown["about"], in_words(numbers), said("gain", run.counts)]
+    learned = [*shown["verdict"], shown["about"], in_words(numbers), said("gain", counts_of(run))]
     parts = [
         ("The team", in_words(_team(run))),
         ("How it was trained", " ".join(filter(None, [in_words(_training(run)), reward(run)]))),
@@ -41,7 +42,7 @@ def story(run: Run) -> list[dict[str, str]]:
 def told(run: Run) -> list[dict[str, str]]:
     """The paragraphs that the page shows as sentences. The others are its first screen, its tables and its audit."""
     parts = [
-        ("How do they use tools?", said("tools", *run.counts.calls)),
+        ("How do they use tools?", said("tools", *counts_of(run).calls)),
         ("Do the agents work with others?", said("others", *filter(None, [run.crossplay]))),
         ("What could not be read?", visible(" ".join(run.damaged))),
     ]
@@ -70,16 +71,12 @@ def reward(run: Run) -> str:
 
 
 def _team(run: Run) -> list[Row]:
-    people = {u.agent for one in run.dialogues for u in one.dialogue.utterances if u.tags.get("person")}
-    rows = [
-        (
-            f"Agent {name}",
-            "a person" if name in people else _speaker(run, run.agents().get(name) or {}) or "not recorded",
-        )
-        for name in run.counts.agents
-    ]
-    if run.counts.game:
-        return [*rows, ("Game", run.counts.game)]
+    c, said = counts_of(run), [u for one in run.dialogues for u in one.dialogue.utterances]
+    people = dict.fromkeys((u.agent for u in said if u.tags.get("person")), "a person")
+    speaks = {name: _speaker(run, run.agents().get(name) or {}) or "not recorded" for name in c.agents}
+    rows = [(f"Agent {name}", people.get(name, speaker)) for name, speaker in speaks.items()]
+    if c.game:
+        return [*rows, ("Game", c.game)]
     protocol = run.section("protocol")
     turns = f", {counted(protocol['turns'], 'turn')}" if isinstance(protocol.get("turns"), int) else ""
     played = f"{part_name(protocol['name'])}{turns}" if protocol.get("name") else ""
@@ -119,7 +116,7 @@ def _example(run: Run) -> str:
 def _training(run: Run) -> list[Row]:
     return [
         ("Rounds", said("rounds", run)) if run.section("loop").get("stages") else ("Updates", amount(run)),
-        ("Held-out answers", said("answers", run.counts.temperatures[0])),
+        ("Held-out answers", said("answers", counts_of(run).temperatures[0])),
         ("Warm start", said("warm start", run.section("warm_start"))),
     ]
 
@@ -134,5 +131,5 @@ def amount(run: Run) -> str:
         made = f"{last['step']} of {counted(wanted, 'update')}"
     each = last["episode"] / last["step"] if finite(last.get("episode")) and last["step"] else 0
     group = branching.get("group", 1) if branching.get("how") == "independent" else 1
-    times = f", each played {group} times" if group != 1 else ""
-    return made + (f" of {counted(round(each), 'game' if run.counts.game else 'question')} each{times}" if each else "")
+    size = counted(round(each), "game" if counts_of(run).game else "question")
+    return made + (f" of {size} each" if each else "") + (f", each played {group} times" if each and group != 1 else "")

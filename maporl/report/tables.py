@@ -5,7 +5,7 @@ from typing import Any
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import numbers_of
 from maporl.report.charts import finite
-from maporl.report.counts import Counts
+from maporl.report.counts import Counts, counts_of
 from maporl.report.findings import said
 from maporl.report.read import Run
 
@@ -16,7 +16,8 @@ STATES = {False: "wrong, shown a right answer", True: "right, shown a wrong answ
 def tables(run: Run) -> list[dict[str, Any]]:
     """The tables that a run has something for, each with its ``title``, what it is ``about``, ``columns`` and
     ``rows``."""
-    made = [] if run.counts.game else [_knowledge(run.counts), _talking(run.counts), _listening(run.counts)]
+    c = counts_of(run)
+    made = [] if c.game else [_knowledge(c), _talking(c), _listening(c)]
     names = ("title", "about", "columns", "rows")
     return [dict(zip(names, table, strict=True)) for table in made if table[-1]]
 

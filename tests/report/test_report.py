@@ -25,6 +25,7 @@ from maporl.errors import RunError
 from maporl.evaluation.metrics import Difference, evaluate_dialogues
 from maporl.integrations.hub.push import push
 from maporl.report.charts import charts, compared
+from maporl.report.counts import counts_of
 from maporl.report.dialogues import entry, flags_of
 from maporl.report.failures import failures
 from maporl.report.live import LivePage, PageSeat
@@ -105,10 +106,10 @@ def test_a_difference_is_judged_question_by_question(tmp_path):
     wrong = [debate(f"w{n}", (WRONG, WRONG), (WRONG, WRONG)) for n in range(102)]
     better = [debate(f"w{n}", (WRONG, WRONG), (RIGHT, RIGHT)) for n in range(25)]
     run = read_run(write_run(tmp_path / "run", before=same + wrong, after=same + better + wrong[25:]))
-    gain = run.counts.gain
+    gain = counts_of(run).gain
     # 25 ones in 256: 0.09766 -+ 1.96 x sqrt(0.09766 x 0.90234 x 256 / 255 / 256)
     assert (gain.mean, gain.low, gain.high) == pytest.approx((0.09766, 0.06123, 0.13409), abs=2e-5) and gain.sign == 1
-    assert gain == run.counts.talking
+    assert gain == counts_of(run).talking
     one = Difference.of([(0, 0)] * 255 + [(0, 1)])
     assert one.sign == 0 and Difference.of([(1, 0)] * 3).sign == -1
 

@@ -137,7 +137,7 @@ def test_groups_are_bars_over_the_time_of_the_updates(browser, tmp_path):
     )
     open_page(browser, f"file://{write_report([run.folder])}")
     part = browser.find_element(By.ID, "groups")
-    assert "The engines of ann are dead 40% of the time, while the learner of bob is idle 80%" in part.text
+    assert "The engines of ann are dead 40% of the time. Processes that die set the pace" in part.text
     lanes = part.find_elements(By.CSS_SELECTOR, ".work")
     assert [lane.accessible_name.split(":")[0] for lane in lanes] == [
         "ann, learner", "ann, engines", "bob, learner", "bob, engines",
@@ -197,7 +197,7 @@ def test_show_them_shows_the_dialogues_that_were_counted(browser, report):
     for line, expected in ((lines[0], 2), (lines[3], 1)):
         line.find_element(By.TAG_NAME, "button").click()
         WebDriverWait(browser, 5).until(lambda b, n=expected: count(b) == n)
-    assert "Of 5 wrong last answers" in browser.find_element(By.ID, "dialogues").text
+    assert "2 of 5 wrong last answers" in browser.find_element(By.ID, "dialogues").text
     address = browser.current_url
     open_page(browser, address)
     assert count(browser) == 1
