@@ -38,7 +38,6 @@ from trl_ext.models.adapters import adapter_parameters
 from trl_ext.models.lora_sampling import merged, merges, mixes
 from trl_ext.models.weights import read_adapter
 from trl_ext.sampling.engine import Ready
-from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import sample
 from trl_ext.trainer.sampler import Sampler
 
@@ -325,14 +324,12 @@ class Way(Sampler):
         return [Ready(completion) for completion in self._sampled(requests)]
 
     def _sampled(self, requests):
-        prompts, keys = [request.prompt_ids for request in requests], [request.key for request in requests]
-        sampling = Sampling.of(requests[0].draw, None, len(requests))
         model, adapter = self.learner.model, self.learner.adapter
         if self.way == "mixed" and mixes(model, adapter):
-            return sample(model, prompts, sampling, keys, [adapter] * len(prompts))
+            return sample(model, requests, batch_size=len(requests), adapters={requests[0].policy: adapter})
         merge = self.way == "own" and merges(model, adapter)
         with merged(model, adapter) if merge else self.learner.policy.active() as base:
-            return sample(base, prompts, sampling, keys)
+            return sample(base, requests, batch_size=len(requests))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -58,7 +58,7 @@ from trl_ext.ppo import maths
 from trl_ext.ppo.advantages import assign_advantages
 from trl_ext.ppo.batch import Completion, GlobalBatch
 from trl_ext.process import devices
-from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.sampling.sample import sample
 
 SIZES = {  # width, layers, heads, heads of keys, width of a head, width of the MLP, vocabulary
@@ -228,6 +228,16 @@ def losses(run: Run) -> None:
     run.check("losses.weights", off, off < 0.05, "a distance under 5% of the weights' movement")
 
 
+def asked(
+    prompts: list[list[int]], draw: Draw, keys: Sequence[tuple] | None = None, policies: Sequence[str] = ("",)
+) -> list[TokenRequest]:
+    """Return a request for each prompt. The policies take turns."""
+    return [
+        TokenRequest(policies[n % len(policies)], prompt, draw, keys[n] if keys else None)
+        for n, prompt in enumerate(prompts)
+    ]
+
+
 def sampling(run: Run) -> None:
     """A row is sampled alike alone and in a batch, and the sampler's probabilities are the trainer's.
 
@@ -238,7 +248,7 @@ def sampling(run: Run) -> None:
     prompts = [ids(5 + 7 * (n % 6), n) for n in range(count)]
     keys = [(0, n) for n in range(count)]
     alone, batched = (
-        [s.ids for s in sample(model, prompts, Sampling(count, 1.0, batch_size=size), keys)] for size in (1, count)
+        [s.ids for s in sample(model, asked(prompts, Draw(count, 1.0), keys), batch_size=size)] for size in (1, count)
     )
     same = sum(a == b for a, b in zip(alone, batched, strict=True)) / count
     run.check("sampling.rows", same, same >= 0.95, "at least 95% of rows as if they were alone")
@@ -339,21 +349,23 @@ def recorded(run: Run) -> None:
     stop = frozenset(range(0, 1024, 40))  # rows end at different times
     ways = {"launched": False, "recorded": True}
 
-    def sampled(way: str, *arguments: Any) -> Any:
+    def sampled(way: str, *arguments: Any, **options: Any) -> Any:
         with patch("trl_ext.sampling.batch.records", lambda base, steps: ways[way]):
-            return sample(*arguments)
+            return sample(*arguments, **options)
 
-    found = {way: [s.ids for s in sampled(way, model, prompts, Sampling(64, 1.0, stop), keys)] for way in ways}
+    found = {
+        way: [s.ids for s in sampled(way, model, asked(prompts, Draw(64, 1.0, stop_ids=stop), keys))] for way in ways
+    }
     same = sum(a == b for a, b in zip(found["recorded"], found["launched"], strict=True)) / 24
     run.check("recorded.rows", same, same >= 0.95, "at least 95% of rows as launched steps sample them")
     model, prompts = run.model(run.big, torch.bfloat16).eval(), [ids(prompt, n) for n in range(rows)]
     took = {
-        way: min(run.timed(lambda way=way: sampled(way, model, prompts, Sampling(new, 1.0)))[0] for _ in range(2))
+        way: min(run.timed(lambda way=way: sampled(way, model, asked(prompts, Draw(new, 1.0))))[0] for _ in range(2))
         for way in ways
     }
     run.figures["recorded.tokens_s"] = {way: rows * new / seconds for way, seconds in took.items()}
-    many = Sampling(new, 1.0, batch_size=4 * rows)
-    took_many, _ = run.timed(lambda: sampled("recorded", model, 4 * prompts, many))
+    many = asked(4 * prompts, Draw(new, 1.0))
+    took_many, _ = run.timed(lambda: sampled("recorded", model, many, batch_size=4 * rows))
     run.figures["recorded.tokens_s_of_four_times_the_rows"] = 4 * rows * new / took_many
     ratio = took["launched"] / took["recorded"]
     run.speed("recorded.times_as_fast", ratio, ratio > 1.2, "above 1.2")
@@ -442,6 +454,7 @@ def adapters(run: Run) -> None:
     """Rows of three adapters in one batch say what each adapter says alone, and how fast each way is."""
     config = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     names = ("x", "y", "z")
+    own = {name: name for name in names}
 
     def team(size: str, dtype: torch.dtype) -> Any:
         model = get_peft_model(run.model(size, dtype), config, adapter_name="x", autocast_adapter_dtype=False)
@@ -451,29 +464,33 @@ def adapters(run: Run) -> None:
 
     model, prompts = team("tiny", torch.float32), [ids(12, n) for n in range(24)]
     keys = [(0, n) for n in range(24)]
-    mixed = sample(model, prompts, Sampling(12), keys, adapters=names * 8)
+    mixed = sample(model, asked(prompts, Draw(12), keys, names), adapters=own)
     same = 0
     for place, name in enumerate(names):
         model.set_adapter(name)
-        alone = sample(model.get_base_model(), prompts[place::3], Sampling(12), keys[place::3])
+        alone = sample(model.get_base_model(), asked(prompts[place::3], Draw(12), keys[place::3]))
         same += sum(a.ids == b.ids for a, b in zip(alone, mixed[place::3], strict=True))
     run.check("adapters.rows", same / 24, same / 24 >= 0.95, "at least 95% of rows as each adapter alone says them")
     model, prompts = team(run.middle, torch.bfloat16), [[5 + n] * 32 for n in range(48)]
-    most = Sampling(8 if run.small else 64)
+    most = Draw(8 if run.small else 64)
 
     def plain() -> None:
         for name in names:
             model.set_adapter(name)
-            sample(model.get_base_model(), prompts[:16], most)
+            sample(model.get_base_model(), asked(prompts[:16], most))
 
     def in_weights() -> None:
         for name in names:
             with merged(model, name) as base:
-                sample(base, prompts[:16], most)
+                sample(base, asked(prompts[:16], most))
 
-    ways = {"mixed": lambda: sample(model, prompts, most, adapters=names * 16), "plain": plain, "merged": in_weights}
+    ways = {
+        "mixed": lambda: sample(model, asked(prompts, most, policies=names), adapters=own),
+        "plain": plain,
+        "merged": in_weights,
+    }
     run.figures["adapters.tokens_s"] = {
-        way: 48 * most.max_new_tokens / min(run.timed(call)[0] for _ in range(2)) for way, call in ways.items()
+        way: 48 * most.max_tokens / min(run.timed(call)[0] for _ in range(2)) for way, call in ways.items()
     }
 
 

@@ -28,10 +28,10 @@ from maporl.team.agents import Policy
 from maporl.types import Example, Utterance
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.chat.stop_strings import ended
+from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.models.forward import accepts, base_of, completion_logprobs
 from trl_ext.ppo import maths
-from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.sampling.sample import sample
 
 FOLDER = "others/turn_critic"
@@ -193,33 +193,32 @@ def sample_candidates(
         count: the number of candidates of a state.
         key: begins the keys of all random numbers.
     """
-    sampled_as = [_sampling(run, policy, row, said) for row, said in states]
-    each = [sampling for sampling in sampled_as for _ in range(count)]
-    prompts = [row.prompt_ids for row, _ in states for _ in range(count)]
-    keys = [(*key, *row.place, number) for row, _ in states for number in range(count)]
+    draws = [_draw(run, policy, row, said) for row, said in states]
+    requests = [
+        TokenRequest(policy.name, row.prompt_ids, draw, (*key, *row.place, number))
+        for (row, _), draw in zip(states, draws, strict=True)
+        for number in range(count)
+    ]
     with policy.active() as model:
-        completions = sample(model, prompts, each[0], keys, samplings=each)
+        completions = sample(model, requests, {policy.name: policy.tokenizer}, run.config.ppo.batch_rows)
     flat = iter(completions)
     return [
         [
             replace(
                 row,
                 completion_ids=(ids := next(flat).ids),
-                cut=not ended(ids, sampling.stop_ids, sampling.stop_strings),
+                cut=not ended(ids, draw.stop_ids, StopStrings.of(policy.tokenizer, draw.stop)),
                 value=0.0,
             )
             for _ in range(count)
         ]
-        for (row, _), sampling in zip(states, sampled_as, strict=True)
+        for (row, _), draw in zip(states, draws, strict=True)
     ]
 
 
-def _sampling(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Sampling:
-    """Return how an answer is sampled in the state of ``row``."""
+def _draw(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Draw:
+    """Return how an answer is drawn in the state of ``row``."""
     config, decoding = run.config, run.config.ppo.decoding
     settings = run.sampling.of(row.agent, training=True).at(None, said.role, said.turn, decoding)
     draw = policy.voice.draw(settings, decoding, config.ppo.response_length)
-    if said.temperature is not None:
-        draw = replace(draw, temperature=said.temperature)
-    rows = config.ppo.batch_rows
-    return Sampling.of(draw, policy.tokenizer, rows)
+    return draw if said.temperature is None else replace(draw, temperature=said.temperature)

@@ -13,7 +13,7 @@ from maporl.types import Dialogue, Message, Utterance
 from trl_ext.chat.encoding import encode_prompt
 from trl_ext.learning.policy import starting_point
 from trl_ext.models.forward import completion_logprobs
-from trl_ext.sampling.options import Sampling
+from trl_ext.ppo.options import GREEDY
 from trl_ext.sampling.sample import generate
 
 Say = Callable[[str, list[list[Message]], int], list[str]]
@@ -119,6 +119,5 @@ class UntrainedWeights:
     def complete(self, policy: str, prompts: list[list[int]], most: int) -> list[list[int]]:
         """Return the ids of the greedy completion of each prompt, with at most ``most`` tokens."""
         voice = self.team.policies[policy].voice
-        sampling = Sampling(most, 0.0, voice.stop_ids, self.batch_size, stop_strings=voice.stop_strings)
         with self.model_of(policy) as model:
-            return generate(model, prompts, sampling)
+            return generate(model, prompts, voice.draw(None, GREEDY, most), voice.tokenizer, self.batch_size)

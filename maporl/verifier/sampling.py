@@ -15,8 +15,8 @@ from maporl.team.devices import own_device
 from maporl.team.team import Policy, Team
 from maporl.types import Example
 from trl_ext.chat.encoding import PromptTooLong, encode_prompt
+from trl_ext.ppo.options import Decoding
 from trl_ext.process.random_states import forked_rng
-from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import generate
 
 JUDGE_PROMPT = (
@@ -68,12 +68,10 @@ class Speaker:
             self.policy.voice.check_length(max(map(len, prompts)), self.longest, f"agent {self.agent!r}")
         except PromptTooLong as error:
             raise ConfigError(str(error)) from error
-        sampling = Sampling(
-            self.longest, temperature, self.policy.stop_ids, batch_size, top_p, stop_strings=self.policy.stop_strings
-        )
+        draw = self.policy.voice.draw(None, Decoding(temperature, top_p), self.longest)
         with forked_rng(), self.policy.active() as model:
             torch.manual_seed(seed)
-            answers = generate(model, prompts, sampling)
+            answers = generate(model, prompts, draw, tokenizer, batch_size)
         return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
 
 

@@ -7,6 +7,7 @@ from http.server import ThreadingHTTPServer
 
 import pytest
 import torch
+from asked import sample
 from fake_vllm_server import FakeVLLM
 from one_policy import QUESTIONS, config, count_a
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -16,8 +17,7 @@ from maporl.integrations.vllm.checks import PROBE
 from maporl.integrations.vllm.server import VLLMFailure
 from trl_ext import PPOv2Trainer
 from trl_ext.process.random_states import number_of
-from trl_ext.sampling.options import Sampling
-from trl_ext.sampling.sample import sample
+from trl_ext.sampling.request import Draw
 
 
 class SamplingServer(FakeVLLM):
@@ -42,8 +42,8 @@ class SamplingServer(FakeVLLM):
             return "ok"
         # vLLM has random numbers of its own; this server has the trainer's, whose key it finds by the seed
         key = server.keys.get(body.get("seed"), ("any",))
-        sampling = Sampling(
-            body["max_tokens"], body["temperature"], frozenset(body["stop_token_ids"]), top_p=body["top_p"]
+        sampling = Draw(
+            body["max_tokens"], body["temperature"], stop_ids=frozenset(body["stop_token_ids"]), top_p=body["top_p"]
         )
         [done] = sample(server.loaded[body["model"]].get_base_model(), [body["prompt"]], sampling, [key])
         logprobs = done.logprobs or [-0.1] * len(done.ids)

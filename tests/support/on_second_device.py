@@ -9,6 +9,7 @@ import second_device
 import torch
 from accelerate import PartialState
 from acceptance import assert_all_passed, run_parts, spoil_logprobs
+from asked import sample
 from folders import ROOT
 from peft import LoraConfig, get_peft_model
 from plain_layouts import Plain
@@ -36,8 +37,7 @@ from trl_ext.ppo.advantages import assign_advantages
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.process.devices import process_device
 from trl_ext.process.random_states import forked_rng
-from trl_ext.sampling.options import Sampling
-from trl_ext.sampling.sample import sample
+from trl_ext.sampling.request import Draw
 
 pytestmark = pytest.mark.skipif(not second_device.AVAILABLE, reason="this torch takes no backend written in Python")
 UPDATES = 2
@@ -467,9 +467,11 @@ def test_decoding_waits_once_for_sixteen_tokens(sim, tiny, temperature):
     model.to(sim)
     counts = []
     for length in (4, 12):
-        options = Sampling(length, temperature, batch_size=32)
+        drawn = Draw(length, temperature)
         with waits() as found:
-            rows = sample(model, [[3, 4, 5 + n % 4] for n in range(32)], options, keys=[(n,) for n in range(32)])
+            rows = sample(
+                model, [[3, 4, 5 + n % 4] for n in range(32)], drawn, [(n,) for n in range(32)], batch_size=32
+            )
         assert all(len(row.ids) == length for row in rows)
         counts.append(sum(found.values()))
     assert counts[1] - counts[0] <= 2 * 8  # eight steps more

@@ -40,7 +40,7 @@ from maporl.verifier.section import VerifierSection
 from maporl.verifier.source import load_verifier
 from maporl.verifier.train import answer_loss, train_verifier
 from trl_ext.chat.encoding import FALLBACK_TEMPLATE
-from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.request import Draw
 from trl_ext.sampling.sample import generate
 
 ALPHABET = "0123456789+=*:;?-#.,()<>'\n ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -205,10 +205,9 @@ def test_agents_who_answer_must_be_models_and_prompts_must_fit(ann, tmp_path):
 
 def test_top_p_keeps_the_most_likely_tokens_only(tiny):
     model, _ = tiny(**TINY)
-    sampling = {"max_new_tokens": 4, "temperature": 1.5, "batch_size": 8}
-    greedy = generate(model, [[5, 6]] * 8, Sampling(4, 0.0))
-    assert generate(model, [[5, 6]] * 8, Sampling(**sampling, top_p=1e-6)) == greedy
-    assert generate(model, [[5, 6]] * 8, Sampling(**sampling)) != greedy
+    greedy = generate(model, [[5, 6]] * 8, Draw(4, 0.0))
+    assert generate(model, [[5, 6]] * 8, Draw(4, 1.5, top_p=1e-6)) == greedy
+    assert generate(model, [[5, 6]] * 8, Draw(4, 1.5)) != greedy
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trl_ext.chat.stop_strings import ended
+from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.models.forward import accepts, base_of, cache_arguments, reading_of, tree_limits
 from trl_ext.ppo.batch import PADDING
+from trl_ext.ppo.options import Decoding
 from trl_ext.process.random_states import number_of
 from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache
-from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.recorded_step import RecordedStep, records
+from trl_ext.sampling.request import Draw, TokenRequest
 
 Choose = Callable[[Sequence[str]], None] | None
 """Takes the adapter of each row of a batch, if rows have adapters of their own."""
@@ -22,16 +23,13 @@ Choose = Callable[[Sequence[str]], None] | None
 
 @dataclass
 class Row:
-    """A prompt and how it is sampled, and its completion as far as it is."""
+    """The completion of a request as far as it is sampled, and its place in the KV cache."""
 
-    prompt: list[int]
+    request: TokenRequest
     uniforms: Tensor | None
-    sampling: Sampling
+    stop_strings: StopStrings | None = None
     adapter: str | None = None
-    owner: str | None = None
     past: Place | None = None
-    prefix: int = 0
-    """How many tokens at the beginning of the prompt an earlier turn may have read."""
     longest: int | None = None
     """The most tokens that may precede one that is sampled now, if a longer row needs other angles of positions."""
     regime: int = 0
@@ -41,20 +39,21 @@ class Row:
     @property
     def read_ids(self) -> list[int]:
         """Return the tokens to read before the next one is sampled: the prompt, and what was sampled already."""
-        return self.prompt + self.ids if self.ids else self.prompt
+        prompt = self.request.prompt_ids
+        return prompt + self.ids if self.ids else prompt
 
     def stops(self) -> bool:
         """Return whether the completion has ended, or its next token belongs to another regime."""
-        count = len(self.ids)
-        if count >= self.sampling.max_new_tokens or (
-            self.longest is not None and len(self.prompt) + count > self.longest
+        count, draw = len(self.ids), self.request.draw
+        if count >= draw.max_tokens or (
+            self.longest is not None and len(self.request.prompt_ids) + count > self.longest
         ):
             return True
-        return count > 0 and ended(self.ids, self.sampling.stop_ids, self.sampling.stop_strings)
+        return count > 0 and ended(self.ids, draw.stop_ids, self.stop_strings)
 
     def name(self, tokens: list[int]) -> tuple:
         """Return the name under which the states of a conversation of ``tokens`` are kept."""
-        return (self.owner, self.regime, *tokens)
+        return (self.request.policy, self.regime, *tokens)
 
     @property
     def read(self) -> int:
@@ -74,7 +73,7 @@ class Batch:
         self.device = next(self.base.parameters()).device
         self.rows = rows
         self.mask = torch.zeros(0)
-        self.longest = max([row.sampling.max_new_tokens for row in rows])
+        self.longest = max([row.request.draw.max_tokens for row in rows])
         self.uniforms: Tensor | None = None  # if all rows are greedy
         drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(rows) if row.uniforms is not None]
         if drawn:
@@ -192,13 +191,13 @@ class Batch:
     def _choose(self, logits: Tensor, step: int, ended: list[bool]) -> Tensor:
         """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
         if len(self.draws) == 1:
-            [(drawn, _)] = self.draws
-            tokens, row_logprobs = draw(logits, drawn, None if self.uniforms is None else self.uniforms[:, step])
+            [(decoding, _)] = self.draws
+            tokens, row_logprobs = draw(logits, decoding, None if self.uniforms is None else self.uniforms[:, step])
         else:
             assert self.uniforms is not None  # only rows that are not greedy draw differently
             tokens, row_logprobs = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
-            for drawn, index in self.draws:
-                tokens[index], part_logprobs = draw(logits[index], drawn, self.uniforms[index, step])
+            for decoding, index in self.draws:
+                tokens[index], part_logprobs = draw(logits[index], decoding, self.uniforms[index, step])
                 if part_logprobs is not None:
                     row_logprobs[index] = part_logprobs
         if row_logprobs is None:
@@ -216,10 +215,10 @@ class Batch:
 
     def _find_draws(self) -> None:
         """Find the rows that draw their tokens alike, which are computed as if they were alone in the batch."""
-        positions: dict[tuple[float, float, int], list[int]] = {}
+        positions: dict[Decoding, list[int]] = {}
         for position, row in enumerate(self.rows):
-            positions.setdefault(row.sampling.drawn, []).append(position)
-        self.draws = [(drawn, torch.tensor(places, device=self.device)) for drawn, places in positions.items()]
+            positions.setdefault(row.request.draw.decoding, []).append(position)
+        self.draws = [(one, torch.tensor(places, device=self.device)) for one, places in positions.items()]
 
     def _keep_only(self, positions: list[int]) -> None:
         """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""
@@ -231,7 +230,7 @@ class Batch:
                 self.cache,
                 self.mask,
                 leaving,
-                [len(self.rows[p].prompt) + len(self.rows[p].ids) - 1 for p in leaving],
+                [len(self.rows[p].read_ids) - 1 for p in leaving],
             )
         if positions:
             index = torch.tensor(positions, device=self.device)
@@ -242,23 +241,22 @@ class Batch:
             self._find_draws()
 
 
-def uniforms(key: tuple, sampling: Sampling) -> Tensor | None:
+def uniforms(key: tuple, drawn: Draw) -> Tensor | None:
     """Return uniform random numbers in [0, 1), one for each token. They depend on ``key`` only."""
-    if sampling.temperature <= 0:
+    if drawn.temperature <= 0:
         return None
     generator = np.random.Generator(np.random.Philox(key=number_of(key)))
-    return torch.from_numpy(generator.random(sampling.max_new_tokens))
+    return torch.from_numpy(generator.random(drawn.max_tokens))
 
 
-def draw(logits: Tensor, drawn: tuple[float, float, int], uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def draw(logits: Tensor, decoding: Decoding, uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Draw the next token of rows that draw alike. Return the tokens and, unless greedy, their log-probabilities in the
     whole distribution at the temperature, which is the one that is trained."""
-    temperature, top_p, top_k = drawn
-    if temperature <= 0:
+    if decoding.temperature <= 0:
         return logits.argmax(-1), None
     assert uniforms is not None  # the temperature is above 0
-    whole = torch.softmax(logits / temperature, -1)
-    tokens = inverse_cdf(truncated(whole, top_p, top_k), uniforms)
+    whole = torch.softmax(logits / decoding.temperature, -1)
+    tokens = inverse_cdf(truncated(whole, decoding.top_p, decoding.top_k), uniforms)
     return tokens, whole.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
 
 

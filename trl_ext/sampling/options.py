@@ -1,4 +1,4 @@
-"""How completions are sampled, and what ends them."""
+"""What was sampled, and what ends it."""
 
 from dataclasses import dataclass
 
@@ -6,45 +6,6 @@ from transformers import PreTrainedModel
 
 from trl_ext.chat.encoding import Tokenizer, turn_end
 from trl_ext.chat.stop_strings import StopStrings
-from trl_ext.ppo.options import BATCH_ROWS
-from trl_ext.sampling.request import Draw
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to sample.
-
-    Args:
-        max_new_tokens: the most tokens of a completion.
-        temperature: the sampling temperature; 0 is greedy.
-        stop_ids: the token ids that end a completion.
-        batch_size: the most rows of a batch.
-        top_p: the share of the probability to sample from (:class:`trl_ext.ppo.options.Decoding`).
-        batch_tokens: the most tokens of a batch, padding included. A longer row is alone in its batch.
-        top_k: the number of likeliest tokens to sample from; 0: all.
-        stop_strings: the strings that end a completion too.
-    """
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    stop_ids: frozenset[int] = frozenset()
-    batch_size: int = BATCH_ROWS
-    top_p: float = 1.0
-    batch_tokens: int | None = None
-    top_k: int = 0
-    stop_strings: StopStrings | None = None
-
-    @classmethod
-    def of(cls, draw: Draw, tokenizer: Tokenizer, batch_size: int, batch_tokens: int | None = None) -> "Sampling":
-        """Return the sampling of ``draw``, whose stop strings are found in what ``tokenizer`` decodes."""
-        temperature, stop_ids, top_p, top_k = draw.temperature, draw.stop_ids, draw.top_p, draw.top_k
-        stops = StopStrings.of(tokenizer, draw.stop)
-        return cls(draw.max_tokens, temperature, stop_ids, batch_size, top_p, batch_tokens, top_k, stops)
-
-    @property
-    def drawn(self) -> tuple[float, float, int]:
-        """Return how a token is drawn: the temperature, top-p and top-k, which change nothing if it is greedy."""
-        return (self.temperature, self.top_p, self.top_k) if self.temperature > 0 else (0.0, 1.0, 0)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from trl_ext.ppo.options import BATCH_ROWS
 from trl_ext.process.devices import free_bytes
 from trl_ext.sampling.engine import Ready, TokenEngine
 from trl_ext.sampling.kv_cache import KVCache
-from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 from trl_ext.sampling.sample import sample
 
@@ -66,7 +66,7 @@ class OwnWeights(TokenEngine):
             says for the longest conversation, and a CPU 64. The free memory of a device is asked once, when the engine
             first samples on it, so that a run repeats on the same machine. In half precision the rows of a batch can
             change each other's rounding, and so their tokens: give a number where other programs share the device.
-        batch_tokens: see :class:`trl_ext.sampling.options.Sampling`.
+        batch_tokens: the most tokens of a batch, padding included (:func:`trl_ext.sampling.sample.sample`).
         keep_states: whether to keep the KV cache of a conversation between its turns, until :meth:`release`.
         adapters: how LoRA policies of one base answer. ``mixed``: in one batch, with each row through its own adapter.
             A step of decoding then reads the base's weights once for all of them. ``merged``: one after the other, each
@@ -143,25 +143,19 @@ class OwnWeights(TokenEngine):
 
     def _together(self, requests: list[TokenRequest], how: str) -> list[Sampled]:
         """Sample the completions of one group, which answers ``how``."""
-        speaking = [self.policies[request.policy] for request in requests]
-        first, rows = speaking[0], self._rows(speaking[0].model, requests)
-        each = [
-            Sampling.of(request.draw, policy.tokenizer, rows, self.batch_tokens)
-            for request, policy in zip(requests, speaking, strict=True)
-        ]
-        keys = [request.key for request in requests if request.key is not None]
-        owners = [policy.name for policy in speaking]
-        mixed = len(set(owners)) > 1
+        names = {request.policy for request in requests}
+        first = self.policies[requests[0].policy]
+        rows = self._rows(first.model, requests)
+        adapters = {name: str(self.policies[name].adapter) for name in names}
+        mixed = len(adapters) > 1
         merge = how == "merged" and isinstance(first.model, PeftModel)
         with merged(first.model, str(first.adapter)) if merge else first.active() as model:
             return sample(
                 first.model if mixed else model,
-                [request.prompt_ids for request in requests],
-                each[0],
-                keys if len(keys) == len(requests) else None,
-                [str(policy.adapter) for policy in speaking] if mixed else None,
+                requests,
+                {name: self.policies[name].tokenizer for name in names},
+                rows,
+                self.batch_tokens,
+                adapters if mixed else None,
                 self.kv_cache,
-                [request.read for request in requests],
-                owners=owners,
-                samplings=each,
             )

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from trl_ext.ppo.options import GREEDY, Decoding
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -22,6 +24,11 @@ class Draw:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
+
+    @property
+    def decoding(self) -> Decoding:
+        """Return how each token is drawn."""
+        return Decoding(self.temperature, self.top_p, self.top_k) if self.temperature > 0 else GREEDY
 
 
 @dataclass(frozen=True)

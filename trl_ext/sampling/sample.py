@@ -6,7 +6,7 @@ only the new tokens. A row's random numbers depend only on its own key. They do 
 batch, or on the number of processes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,75 +14,75 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
+from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import base_of, length_regimes, reading_of
 from trl_ext.models.lora_sampling import mixed
 from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
+from trl_ext.ppo.options import BATCH_ROWS, Decoding
 from trl_ext.sampling.batch import Batch, Choose, Row, draw, uniforms
 from trl_ext.sampling.kv_cache import KVCache, plain_states
-from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import Draw, TokenRequest
 
 
-def generate(model: Any, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
-    """Return the token ids of :func:`sample`, without log-probabilities."""
-    return [completion.ids for completion in sample(model, prompts, sampling)]
+def generate(
+    model: Any, prompts: list[list[int]], draw: Draw, tokenizer: Tokenizer | None = None, batch_size: int = BATCH_ROWS
+) -> list[list[int]]:
+    """Return the token ids of :func:`sample`, without log-probabilities. ``tokenizer`` is for stop strings."""
+    requests = [TokenRequest("", prompt, draw) for prompt in prompts]
+    return [completion.ids for completion in sample(model, requests, {"": tokenizer}, batch_size)]
 
 
 @torch.no_grad()
 def sample(
     model: Any,
-    prompts: list[list[int]],
-    sampling: Sampling,
-    keys: Sequence[tuple] | None = None,
-    adapters: Sequence[str] | None = None,
+    requests: Sequence[TokenRequest],
+    tokenizers: Mapping[str, Tokenizer | None] | None = None,
+    batch_size: int = BATCH_ROWS,
+    batch_tokens: int | None = None,
+    adapters: Mapping[str, str] | None = None,
     states: KVCache | None = None,
-    prefixes: Sequence[int] | None = None,
-    owners: Sequence[str] | None = None,
-    samplings: Sequence[Sampling] | None = None,
 ) -> list[Sampled]:
-    """Sample one completion for each prompt, in order.
+    """Sample one completion for each request, in order.
 
     Args:
         model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``, which
             :func:`trl_ext.models.lora_sampling.mixes` must allow.
-        prompts: the token ids of the prompts.
-        sampling: how to sample.
-        keys: the key of each row's random numbers. By default they come from torch's random state.
-        adapters: the adapter of each row.
+        requests: what is asked. If one has no key, the random numbers of all come from torch's random state.
+        tokenizers: the tokenizer of each policy, which finds stop strings.
+        batch_size: the most rows of a batch.
+        batch_tokens: the most tokens of a batch, padding included. A longer row is alone in its batch.
+        adapters: the adapter of each policy.
         states: the KV cache of conversations. It is read for each prompt, and filled with the new conversations.
-        prefixes: the number of tokens at the beginning of each prompt whose states may be in ``states``.
-        owners: the policy of each row, whose weights computed the states. By default it is the adapter.
-        samplings: how to sample each row, where rows differ. The limits of batches are those of ``sampling``.
     """
-    if keys is None:
+    keys = [request.key for request in requests if request.key is not None]
+    if len(keys) < len(requests):
         seed = int(torch.randint(2**62, (1,)))
-        keys = [(seed, row) for row in range(len(prompts))]
+        keys = [(seed, row) for row in range(len(requests))]
     base = base_of(model)
     reading = reading_of(base)
     plain = plain_states(base) if reading.cached else "no"
     if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
         states = None  # sliding windows count columns, and kept states have padding between them
-    each = [sampling] * len(prompts) if samplings is None else samplings
-    rows = [Row(ids, uniforms(key, one), one) for ids, key, one in zip(prompts, keys, each, strict=True)]
-    for row, adapter in zip(rows, adapters or (), strict=bool(adapters)):
-        row.adapter = row.owner = adapter
-    for row, owner in zip(rows, owners or (), strict=bool(owners)):
-        row.owner = owner
-    for row, length in zip(rows, prefixes or (), strict=bool(prefixes)):
-        row.prefix = length
-    with _clean_generation(model), mixed(model, adapters) if adapters else nullcontext() as choose:
+    rows = [Row(request, uniforms(key, request.draw)) for request, key in zip(requests, keys, strict=True)]
+    for row in rows:
+        policy, strings = row.request.policy, row.request.draw.stop
+        row.stop_strings = StopStrings.of((tokenizers or {})[policy], strings) if strings else None
+        row.adapter = adapters[policy] if adapters else None
+    with _clean_generation(model), mixed(model, adapters.values()) if adapters else nullcontext() as choose:
         if plain == "no":
             for alike in _alike(rows, reading.padding) if reading.rows else [[row] for row in rows]:
-                for batch in _batches(alike, sampling):
-                    _generate_by_transformers(model, batch, alike[0].sampling, choose)
+                for batch in _batches(alike, batch_size, batch_tokens):
+                    _generate_by_transformers(model, batch, choose)
         else:
             for part in _in_regimes(rows, length_regimes(base)):
                 _take_states(part, states)
                 for equal in [part] if reading.padding else _equally_long(part):
-                    for batch in _batches(equal, sampling):
+                    for batch in _batches(equal, batch_size, batch_tokens):
                         Batch(model, batch, states, choose, plain).run()
-    return [Sampled(row.ids, row.logprobs if row.sampling.temperature > 0 else None) for row in rows]
+    return [Sampled(row.ids, row.logprobs if row.request.draw.temperature > 0 else None) for row in rows]
 
 
 # -- rows and batches ---------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
 def _take_states(rows: list[Row], states: KVCache | None) -> None:
     """Give rows the states of their conversations' earlier turns, as far as these are kept."""
     if states is not None:
-        names = [row.name(row.read_ids[: row.prefix]) for row in rows]
+        names = [row.name(row.read_ids[: row.request.read]) for row in rows]
         for row, past in zip(rows, states.take(names), strict=True):
             row.past = past
 
@@ -122,74 +122,72 @@ def _alike(rows: list[Row], padding: bool) -> list[list[Row]]:
     # padding: whether the model hides it, so that prompts of one group may have different lengths
     if not padding:
         return [alike for equal in _equally_long(rows) for alike in _alike(equal, True)]
-    groups: list[list[Row]] = []
+    groups: dict[tuple[Draw, StopStrings | None], list[Row]] = {}
     for row in rows:
-        group = next((group for group in groups if group[0].sampling == row.sampling), None)
-        if group is None:
-            groups.append([row])
-        else:
-            group.append(row)
-    return groups
+        groups.setdefault((row.request.draw, row.stop_strings), []).append(row)
+    return list(groups.values())
 
 
-def _batches(rows: list[Row], sampling: Sampling) -> Iterator[list[Row]]:
+def _batches(rows: list[Row], batch_size: int, batch_tokens: int | None) -> Iterator[list[Row]]:
     """Yield batches from long rows to short ones, so that a lack of memory shows in the first batch."""
     batch: list[Row] = []
     new = 0  # the most new tokens of a row of the batch
-    for row in sorted(rows, key=lambda row: -len(row.prompt)):
-        new = max(new if batch else 0, row.sampling.max_new_tokens)
-        longest = len((batch or [row])[0].prompt) + new
-        full = sampling.batch_tokens is not None and (len(batch) + 1) * longest > sampling.batch_tokens
-        if batch and (full or len(batch) == sampling.batch_size):
+    for row in sorted(rows, key=lambda row: -len(row.request.prompt_ids)):
+        new = max(new if batch else 0, row.request.draw.max_tokens)
+        longest = len((batch or [row])[0].request.prompt_ids) + new
+        full = batch_tokens is not None and (len(batch) + 1) * longest > batch_tokens
+        if batch and (full or len(batch) == batch_size):
             yield batch
-            batch, new = [], row.sampling.max_new_tokens
+            batch, new = [], row.request.draw.max_tokens
         batch.append(row)
     if batch:
         yield batch
 
 
-def _generate_by_transformers(model: Any, rows: list[Row], sampling: Sampling, choose: Choose) -> None:
+def _generate_by_transformers(model: Any, rows: list[Row], choose: Choose) -> None:
     """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this."""
+    drawn, stop_strings = rows[0].request.draw, rows[0].stop_strings  # of all rows
     config = GenerationConfig(
-        max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=None if sampling.stop_ids or sampling.stop_strings else sampling.max_new_tokens,
-        do_sample=False,  # _Drawn leaves one token to choose from
-        eos_token_id=sorted(sampling.stop_ids) or None,
+        max_new_tokens=drawn.max_tokens,
+        min_new_tokens=None if drawn.stop_ids or stop_strings else drawn.max_tokens,
+        do_sample=False,  # _Choice leaves one token to choose from
+        eos_token_id=sorted(drawn.stop_ids) or None,
         pad_token_id=PADDING,
         use_cache=True,
     )
     device = next(base_of(model).parameters()).device
-    width = max(len(row.prompt) for row in rows)
-    ids = torch.tensor([[PADDING] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
-    mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
-    drawn = _Drawn(rows, sampling, width)
-    options: dict[str, Any] = {"logits_processor": LogitsProcessorList([drawn])} if sampling.temperature > 0 else {}
+    prompts = [row.request.prompt_ids for row in rows]
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PADDING] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    choice = _Choice(rows, drawn.decoding, width)
+    options: dict[str, Any] = {"logits_processor": LogitsProcessorList([choice])} if drawn.temperature > 0 else {}
     if choose is not None:
         choose([str(row.adapter) for row in rows])
-    if sampling.stop_strings is not None:
-        options["stopping_criteria"] = StoppingCriteriaList([_ends_by_string(sampling.stop_strings, width)])
+    if stop_strings is not None:
+        options["stopping_criteria"] = StoppingCriteriaList([_ends_by_string(stop_strings, width)])
     output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, **options)
     for position, (row, ids_after) in enumerate(zip(rows, output[:, width:].tolist(), strict=True)):
-        stop = next((i for i, token in enumerate(ids_after) if token in sampling.stop_ids), len(ids_after) - 1)
+        stop = next((i for i, token in enumerate(ids_after) if token in drawn.stop_ids), len(ids_after) - 1)
         row.ids = ids_after[: stop + 1]
-        if sampling.stop_strings is not None:
-            row.ids = row.ids[: sampling.stop_strings.length(row.ids)]
-        row.logprobs = [step[position] for step in drawn.logprobs[: len(row.ids)]]
+        if stop_strings is not None:
+            row.ids = row.ids[: stop_strings.length(row.ids)]
+        row.logprobs = [step[position] for step in choice.logprobs[: len(row.ids)]]
 
 
-class _Drawn(LogitsProcessor):
+class _Choice(LogitsProcessor):
     """Draws the next token of each row by the row's own random number, and leaves no other one."""
 
-    def __init__(self, rows: list[Row], sampling: Sampling, width: int):
+    def __init__(self, rows: list[Row], decoding: Decoding, width: int):
         self.numbers = [row.uniforms for row in rows if row.uniforms is not None]
-        self.sampling, self.width = sampling, width
+        self.decoding, self.width = decoding, width
         self.logprobs: list[list[float]] = []
         """The log-probabilities of the drawn tokens, by step and row."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
         step = input_ids.shape[1] - self.width
         numbers = torch.stack([row[step] for row in self.numbers]).to(scores.device)
-        tokens, logprobs = draw(scores, self.sampling.drawn, numbers)
+        tokens, logprobs = draw(scores, self.decoding, numbers)
         assert logprobs is not None  # the temperature is above 0
         self.logprobs.append(logprobs.tolist())
         return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)

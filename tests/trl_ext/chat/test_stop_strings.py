@@ -5,6 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 import torch
+from asked import sample
 from chat_tokenizers import FAMILIES
 from fake_vllm_server import fake, fake_vllm  # noqa: F401  # fixtures
 from one_policy import QUESTIONS, config
@@ -24,9 +25,8 @@ from maporl.validation.load import from_dict
 from trl_ext import PPOv2Trainer
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.ppo.options import Decoding, PPOOptions
-from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import Draw, TokenRequest
-from trl_ext.sampling.sample import sample
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,8 +91,8 @@ def test_a_recurrent_model_ends_there_too():
     model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, state_size=4))
     stops = StopStrings.of(tokenizer, ["a", "1"])
     prompts, keys = [tokenizer.encode("1"), tokenizer.encode("12a")] * 8, [(n,) for n in range(16)]
-    free = sample(model, prompts, Sampling(40, 1.0), keys)
-    until = sample(model, prompts, Sampling(40, 1.0, stop_strings=stops), keys)
+    free = sample(model, prompts, Draw(40, 1.0), keys)
+    until = sample(model, prompts, Draw(40, 1.0, stop=stops.strings), keys, tokenizer=tokenizer)
     assert any(len(one.ids) < 40 for one in until)
     assert [one.ids for one in until] == [one.ids[: stops.length(one.ids)] for one in free]
 

@@ -16,7 +16,8 @@ from trl_ext import Learner, Policy, PPOv2Config, PPOv2Trainer
 from trl_ext.learning.invariants import ForwardsDiffer
 from trl_ext.models.randomness import evaluating, first_difference, quiet, recomputes
 from trl_ext.sampling.engine import Ready
-from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import Draw
 from trl_ext.sampling.sample import generate
 from trl_ext.trainer.sampler import Sampler
 
@@ -154,15 +155,14 @@ class Elsewhere(Sampler):
     """Samples from a model that is not the one that is trained, and says so honestly."""
 
     def attach(self, learner, args):
-        self.other, self.tokenizer = copy.deepcopy(learner.model), learner.policy.tokenizer
+        self.other = copy.deepcopy(learner.model)
         with torch.no_grad():
             self.other.get_output_embeddings().weight.mul_(3)
 
     def submit(self, requests):
         from trl_ext.sampling.sample import sample
 
-        prompts, keys = [request.prompt_ids for request in requests], [request.key for request in requests]
-        return list(map(Ready, sample(self.other, prompts, Sampling.of(requests[0].draw, self.tokenizer, 64), keys)))
+        return list(map(Ready, sample(self.other, requests)))
 
 
 def test_samples_of_another_policy_end_the_first_update_with_its_name(tmp_path):
@@ -216,7 +216,7 @@ def test_sampling_gives_every_module_its_own_mode_back():
     model.train()
     model.model.layers[0].eval()
     modes = [module.training for module in model.modules()]
-    generate(model, [[3, 4]], Sampling(2, 0.0))
+    generate(model, [[3, 4]], Draw(2, 0.0))
     assert [module.training for module in model.modules()] == modes
     with pytest.raises(RuntimeError, match="inside"), evaluating(model):
         assert not any(module.training for module in model.modules())

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from asked import sample
 from conformance import MORE, build
 from fast_cases import some
 from plain_layouts import Plain
@@ -16,8 +17,7 @@ from trl_ext.models.forward import Reading, _close, head_width, length_regimes, 
 from trl_ext.ppo.batch import PADDING, Completion, build_token_batch
 from trl_ext.ppo.prefix_tree import TreeLimits
 from trl_ext.sampling.kv_cache import KVCache
-from trl_ext.sampling.options import Sampling
-from trl_ext.sampling.sample import sample
+from trl_ext.sampling.request import Draw
 
 FULL = {"temperature": 1.0, "stop_ids": frozenset()}
 
@@ -70,8 +70,8 @@ def test_rows_that_are_sampled_together_have_the_numbers_of_each_alone(kind, tmp
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 20, (n,), generator=generator).tolist() for n in (3, 9, 5)]  # with the padding token, 0
     keys = [(1, n) for n in range(3)]
-    together = sample(model, prompts, Sampling(6, **FULL), keys)
-    greedy = Sampling(6, 0.0, frozenset())
+    together = sample(model, prompts, Draw(6, **FULL), keys)
+    greedy = Draw(6, 0.0, stop_ids=frozenset())
     alone = [sample(model, [prompt], greedy)[0].ids for prompt in prompts]
     assert [row.ids for row in sample(model, prompts, greedy)] == alone
     learner = learner_of(model, tokenizer, tmp_path)
@@ -99,11 +99,11 @@ def test_rows_that_are_sampled_together_have_the_numbers_of_each_alone(kind, tmp
 )
 def test_turns_equal_prompts_and_rows_that_end_early_are_sampled_as_alone(kind):
     model, _ = build(kind)
-    greedy, states = Sampling(5, 0.0, frozenset({7, 9, 11})), KVCache()
+    greedy, states = Draw(5, 0.0, stop_ids=frozenset({7, 9, 11})), KVCache()
     prompts = [[3, 4, 5], [3, 4, 5], [6, 8, 10, 12, 13, 14], [5, 4, 3]]
     for turn in range(3):
         known = [0 if turn == 0 else len(prompt) - 2 for prompt in prompts]  # two tokens of each prompt are new
-        rows = sample(model, prompts, greedy, states=states, prefixes=known, owners=["ann"] * 4)
+        rows = sample(model, prompts, greedy, states=states, read=known)
         assert [row.ids for row in rows] == [sample(model, [prompt], greedy)[0].ids for prompt in prompts]
         prompts = [[*prompt, *row.ids, 15, 16] for prompt, row in zip(prompts, rows, strict=True)]
 
@@ -115,14 +115,14 @@ def test_a_local_window_counts_tokens_and_not_columns():
         model, _ = build("gpt_neo")
     finally:
         MORE["gpt_neo"] = kept
-    states, greedy = KVCache(), Sampling(4, 0.0, frozenset())
+    states, greedy = KVCache(), Draw(4, 0.0, stop_ids=frozenset())
     prompts = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [5, 6]]
-    said = sample(model, prompts, greedy, states=states, owners=["a", "a"])
+    said = sample(model, prompts, greedy, states=states)
     later = [
         [*prompt, *row.ids, 15, 16, 17][: 40 - 20 * n]
         for n, (prompt, row) in enumerate(zip(prompts, said, strict=True))
     ]
-    again = sample(model, later, greedy, states=states, prefixes=[13, 6], owners=["a", "a"])
+    again = sample(model, later, greedy, states=states, read=[13, 6])
     assert [row.ids for row in again] == [sample(model, [prompt], greedy)[0].ids for prompt in later]
 
 
@@ -175,7 +175,7 @@ def test_longrope_reads_each_token_by_the_angles_for_what_precedes_it(limits, tm
     learner = learner_of(model, tokenizer, tmp_path)
     monkeypatch.setattr("trl_ext.learning.learner.tree_limits", lambda model: limits)
     prompts = [list(range(3, 3 + n)) for n in (3, 12, 16, 17, 12, 12)]
-    sampled = sample(model, prompts, Sampling(8, **FULL), [(1, n) for n in range(6)])
+    sampled = sample(model, prompts, Draw(8, **FULL), [(1, n) for n in range(6)])
     rows = build_token_batch(
         [Completion(p, s.ids, False, str(n)) for n, (p, s) in enumerate(zip(prompts, sampled, strict=True))], "cpu"
     )
@@ -206,14 +206,14 @@ def test_the_gradient_of_rows_that_cross_a_length_is_that_of_plain_forwards(tmp_
 
 def test_the_cache_of_a_conversation_is_dropped_where_the_angles_change():
     model, _ = build("phi3")
-    states, greedy = KVCache(), Sampling(4, 0.0, frozenset())
+    states, greedy = KVCache(), Draw(4, 0.0, stop_ids=frozenset())
     first = list(range(3, 13))
-    said = sample(model, [first], greedy, states=states, owners=["ann"])[0].ids
+    said = sample(model, [first], greedy, states=states)[0].ids
     for more in ([5], [5, 6, 7, 8]):  # the next turn begins with 15 or with 18 tokens
         prompt = [*first, *said, *more]
         states = KVCache()
-        sample(model, [first], greedy, states=states, owners=["ann"])
-        again = sample(model, [prompt], greedy, states=states, prefixes=[14], owners=["ann"])[0].ids
+        sample(model, [first], greedy, states=states)
+        again = sample(model, [prompt], greedy, states=states, read=[14])[0].ids
         assert again == sample(model, [prompt], greedy)[0].ids
 
 
@@ -338,7 +338,7 @@ def test_real_checkpoints_are_sampled_by_their_cache(folder, dtype):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert reading_of(model) == Reading(True, True)
     prompts = [tokenizer.encode(text) for text in ("What is 2 + 3?", "Say something about cats, please.")]
-    told = sample(model, prompts, Sampling(8, stop_ids=frozenset(), temperature=1.0), [("a",), ("b",)])
+    told = sample(model, prompts, Draw(8, stop_ids=frozenset(), temperature=1.0), [("a",), ("b",)])
     exact = 1e-3 if dtype == torch.float32 else 0.3
     for prompt, said in zip(prompts, told, strict=True):
         assert said.logprobs == pytest.approx(plain_logprobs(model, prompt, said.ids), abs=exact)
@@ -352,7 +352,7 @@ def test_what_is_sampled_by_transformers_depends_on_no_batch_and_tells_log_proba
     prompts = [tokenizer.encode(text) for text in ("1+1=", "20+30=", "3+4=", "5+6=7;")]
     keys = [(number,) for number in range(4)]
     said = [
-        sample(model, prompts, Sampling(5, stop_ids=frozenset(), temperature=0.7, batch_size=rows, **cut), keys)
+        sample(model, prompts, Draw(5, stop_ids=frozenset(), temperature=0.7, **cut), keys, batch_size=rows)
         for rows in (1, 3, 4)
     ]
     for alone, *others in zip(*said, strict=True):

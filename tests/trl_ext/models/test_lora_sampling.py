@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 import torch
+from asked import sample
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from tiny_models import build, lively
 
 from trl_ext.models.lora_sampling import mixed, mixes
-from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.own_weights import OwnWeights
-from trl_ext.sampling.sample import sample
+from trl_ext.sampling.request import Draw
 
 PROMPTS = [[3, 4, 5], [3, 4, 6, 7], [3, 4, 5], [8, 9], [3, 4, 6, 7], [5, 5, 5, 5, 5]]
 NAMES = ["ann", "bob", "cyd", "bob", "ann", "cyd"]
@@ -70,12 +70,12 @@ def test_ranks_scales_and_layers_may_differ(tiny, architecture):
 def test_a_batch_that_shrinks_and_reads_equal_prompts_once_samples_as_each_adapter_alone(tiny):
     shared = team(lively(build(tiny, "llama")[0]), DIFFERENT)
     keys = [(7, number) for number in range(len(PROMPTS))]
-    sampling = Sampling(12, 1.0, frozenset(range(3, 9)), batch_size=4)
-    together = sample(shared, PROMPTS, sampling, keys, NAMES)
+    drawn = Draw(12, 1.0, stop_ids=frozenset(range(3, 9)))
+    together = sample(shared, PROMPTS, drawn, keys, NAMES, batch_size=4)
     assert len({len(answer.ids) for answer in together}) > 1, "rows leave the batch at different times"
     for name in DIFFERENT:
         shared.set_adapter(name)
-        alone = sample(shared.get_base_model(), PROMPTS, sampling, keys)
+        alone = sample(shared.get_base_model(), PROMPTS, drawn, keys, batch_size=4)
         for one, other, owner in zip(alone, together, NAMES, strict=True):
             if owner == name:
                 assert one.ids == other.ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)

@@ -35,9 +35,9 @@ def batch_sizes(monkeypatch):
     """The most rows of each call of sampling."""
     sizes = []
 
-    def sample(model, prompts, sampling, *others, **options):
-        sizes.append(sampling.batch_size)
-        return [Sampled([]) for _ in prompts]
+    def sample(model, requests, tokenizers, batch_size, *others):
+        sizes.append(batch_size)
+        return [Sampled([]) for _ in requests]
 
     monkeypatch.setattr(own_weights, "sample", sample)
     return sizes

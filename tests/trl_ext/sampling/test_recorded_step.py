@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from asked import sample
 from peft import LoraConfig, get_peft_model
 from tiny_models import build, build_any, lively
 from torch import nn
 
 from trl_ext.sampling import batch, recorded_step
 from trl_ext.sampling.kv_cache import KVCache
-from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.recorded_step import records
-from trl_ext.sampling.sample import sample
+from trl_ext.sampling.request import Draw
 
 PROMPTS = [[5], [6, 7, 8, 9], [10, 11], [6, 7, 8, 9], [12, 13, 14, 15, 16, 17, 18], [10, 11]]
 STOP = frozenset({2, 9, 11})
@@ -41,10 +41,10 @@ def assert_equal(found, expected, apart=1e-5):
 def test_recorded_steps_sample_what_steps_sample(tiny, recording, kind, room):
     model = build_any(tiny, kind)[0] if kind in ("qwen3", "mistral", "olmo2") else lively(build(tiny, kind)[0])
     recording(False)
-    expected = sample(model, PROMPTS, Sampling(20, 1.0, STOP), KEYS)
+    expected = sample(model, PROMPTS, Draw(20, 1.0, stop_ids=STOP), KEYS)
     assert len({len(completion.ids) for completion in expected}) > 2, "rows end at different times"
     recording(True, room)
-    assert_equal(sample(model, PROMPTS, Sampling(20, 1.0, STOP), KEYS), expected)
+    assert_equal(sample(model, PROMPTS, Draw(20, 1.0, stop_ids=STOP), KEYS), expected)
 
 
 def test_a_conversation_goes_on_from_the_states_of_recorded_steps(tiny, recording):
@@ -53,15 +53,13 @@ def test_a_conversation_goes_on_from_the_states_of_recorded_steps(tiny, recordin
     for on in (False, True):
         recording(on, 5)
         states = KVCache()
-        first = sample(model, PROMPTS, Sampling(12, 1.0, STOP), KEYS, states=states, owners=["a"] * 6)
+        first = sample(model, PROMPTS, Draw(12, 1.0, stop_ids=STOP), KEYS, states=states)
         longer = [prompt + answer.ids + [20, 21] for prompt, answer in zip(PROMPTS, first, strict=True)]
         known = [len(prompt) - 3 for prompt in longer]  # the last token of an answer was not read
         assert len(states) == 6 - (len(PROMPTS) - len({tuple(p[:k]) for p, k in zip(longer, known, strict=True)}))
-        found[on] = sample(
-            model, longer, Sampling(12, 1.0, STOP), KEYS, states=states, prefixes=known, owners=["a"] * 6
-        )
+        found[on] = sample(model, longer, Draw(12, 1.0, stop_ids=STOP), KEYS, states=states, read=known)
         recording(on)
-        assert_equal(found[on], sample(model, longer, Sampling(12, 1.0, STOP), KEYS), 1e-4)
+        assert_equal(found[on], sample(model, longer, Draw(12, 1.0, stop_ids=STOP), KEYS), 1e-4)
     assert_equal(found[True], found[False])
 
 
@@ -73,7 +71,7 @@ def test_rows_of_several_adapters_are_read_in_one_recording(tiny, recording):
     found = []
     for on in (False, True):
         recording(on)
-        found.append(sample(model, PROMPTS, Sampling(12, 1.0, STOP), KEYS, adapters=["x", "y"] * 3))
+        found.append(sample(model, PROMPTS, Draw(12, 1.0, stop_ids=STOP), KEYS, adapters=["x", "y"] * 3))
     assert_equal(*found)
 
 
@@ -84,12 +82,12 @@ def test_rows_that_have_ended_stay_until_half_have(tiny, recording):
     model.register_forward_hook(
         lambda module, arguments, options, output: sizes.append(len(options["input_ids"])), with_kwargs=True
     )
-    own = [Sampling(length, 1.0) for length in (4, 8, 12, 16)]
+    own = [Draw(length, 1.0) for length in (4, 8, 12, 16)]
     widths = {}
     for on in (False, True):
         recording(on)
         sizes.clear()
-        sample(model, [[5], [6], [7], [8]], Sampling(16, 1.0), KEYS[:4], samplings=own)
+        sample(model, [[5], [6], [7], [8]], own, KEYS[:4])
         widths[on] = sizes[-15:]
     assert widths[False] == [4] * 3 + [3] * 4 + [2] * 4 + [1] * 4
     assert widths[True] == [4] * 7 + [2] * 4 + [1] * 4
@@ -129,20 +127,20 @@ def test_a_cuda_device_repeats_what_it_was_told(tiny, recording, kind):
     model = (build_any(tiny, kind, dtype=torch.float32)[0] if kind == "qwen3" else lively(build(tiny, kind)[0])).cuda()
     assert records(model, 40)
     recording(False)
-    expected = sample(model, PROMPTS, Sampling(40, 1.0, STOP), KEYS)
+    expected = sample(model, PROMPTS, Draw(40, 1.0, stop_ids=STOP), KEYS)
     recording(True, 16)
-    assert_equal(sample(model, PROMPTS, Sampling(40, 1.0, STOP), KEYS), expected, 1e-3)
+    assert_equal(sample(model, PROMPTS, Draw(40, 1.0, stop_ids=STOP), KEYS), expected, 1e-3)
 
 
 @pytest.mark.gpu
 def test_a_step_that_waits_for_the_host_is_not_recorded_but_sampled(tiny, recording):
     model = lively(build(tiny, "llama")[0]).cuda()
     recording(False)
-    expected = sample(model, PROMPTS, Sampling(20, 1.0, STOP), KEYS)
+    expected = sample(model, PROMPTS, Draw(20, 1.0, stop_ids=STOP), KEYS)
     model.model.layers[0].register_forward_hook(lambda module, arguments, output: output.sum().item() and None)
     recording(True)
     with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph"):
-        found = sample(model, PROMPTS, Sampling(20, 1.0, STOP), KEYS)
+        found = sample(model, PROMPTS, Draw(20, 1.0, stop_ids=STOP), KEYS)
     assert_equal(found, expected, 1e-3)
     assert model in recorded_step._refused
-    assert_equal(sample(model, PROMPTS, Sampling(20, 1.0, STOP), KEYS), expected, 1e-3)
+    assert_equal(sample(model, PROMPTS, Draw(20, 1.0, stop_ids=STOP), KEYS), expected, 1e-3)

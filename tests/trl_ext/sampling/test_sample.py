@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from asked import sample
 from peft import LoraConfig, get_peft_model
 from tiny_models import build, lively
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
@@ -15,8 +16,8 @@ from trl_ext.models.forward import reading_of
 from trl_ext.models.lora_sampling import merged, merges
 from trl_ext.sampling.batch import inverse_cdf
 from trl_ext.sampling.kv_cache import KVCache, RoomyLayer, plain_states
-from trl_ext.sampling.options import Sampling
-from trl_ext.sampling.sample import generate, sample
+from trl_ext.sampling.request import Draw
+from trl_ext.sampling.sample import generate
 
 PROMPTS = [[5], [6, 7, 8, 9], [10, 11], [6, 7, 8, 9], [12, 13, 14, 15, 16, 17, 18], [10, 11]]
 STOP = frozenset({2, 9, 11})
@@ -39,7 +40,8 @@ def test_greedy_answers_are_those_of_every_row_alone(tiny, architecture):
     expected = [alone(model, prompt, 12) for prompt in PROMPTS]
     assert len({len(e) for e in expected}) > 1, "rows end at different times"
     for options in ({}, {"batch_size": 2}, {"batch_tokens": 30}):
-        assert generate(model, PROMPTS, Sampling(12, 0.0, STOP, **options)) == expected
+        found = sample(model, PROMPTS, Draw(12, 0.0, stop_ids=STOP), **options)
+        assert [answer.ids for answer in found] == expected
 
 
 def test_equal_prompts_are_read_once_and_ended_rows_leave(tiny):
@@ -49,7 +51,7 @@ def test_equal_prompts_are_read_once_and_ended_rows_leave(tiny):
     model.register_forward_pre_hook(
         lambda module, arguments, options: sizes.append(options["input_ids"].shape), with_kwargs=True
     )
-    answers = generate(model, PROMPTS, Sampling(12, 1.0, STOP))
+    answers = generate(model, PROMPTS, Draw(12, 1.0, stop_ids=STOP))
     assert sizes[0] == (4, 7)
     lengths = sorted(map(len, answers))
     assert [s[0] for s in sizes[1:]] == sorted((s[0] for s in sizes[1:]), reverse=True) and sizes[-1][0] < 6, lengths
@@ -58,11 +60,11 @@ def test_equal_prompts_are_read_once_and_ended_rows_leave(tiny):
 def test_what_is_drawn_depends_on_the_key_alone(tiny):
     model = lively(build(tiny, "llama")[0])
     keys = [(7, "ann", row) for row in range(6)]
-    together = sample(model, PROMPTS, Sampling(12, 1.0, STOP), keys)
-    apart = [sample(model, [p], Sampling(12, 1.0, STOP), [k])[0] for p, k in zip(PROMPTS, keys, strict=True)]
+    together = sample(model, PROMPTS, Draw(12, 1.0, stop_ids=STOP), keys)
+    apart = [sample(model, [p], Draw(12, 1.0, stop_ids=STOP), [k])[0] for p, k in zip(PROMPTS, keys, strict=True)]
     assert [a.ids for a in together] == [a.ids for a in apart]
     assert together[1].ids != together[3].ids, "equal prompts, other keys"
-    again = sample(model, PROMPTS, Sampling(12, 1.0, STOP), [(8, *key) for key in keys])
+    again = sample(model, PROMPTS, Draw(12, 1.0, stop_ids=STOP), [(8, *key) for key in keys])
     assert [a.ids for a in again] != [a.ids for a in together]
 
 
@@ -71,7 +73,7 @@ def test_samples_follow_the_models_distribution_and_carry_its_log_probabilities(
     with torch.no_grad():
         expected = torch.softmax(model(torch.tensor([[5, 6]])).logits[0, -1] / 0.7, -1)
     torch.manual_seed(0)
-    found = sample(model, [[5, 6]] * 20000, Sampling(1, 0.7, batch_size=20000))
+    found = sample(model, [[5, 6]] * 20000, Draw(1, 0.7), batch_size=20000)
     counts = torch.bincount(torch.tensor([one.ids[0] for one in found]), minlength=len(expected)) / 20000
     # 4.5 standard deviations of each share
     assert bool(((counts - expected).abs() < 4.5 * (expected * (1 - expected) / 20000).sqrt() + 1e-9).all())
@@ -86,7 +88,7 @@ def test_top_p_leaves_out_the_tail(tiny):
     ordered = probabilities.sort(descending=True)
     kept = ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist()
     torch.manual_seed(0)
-    sampled = {one[0] for one in generate(model, [[5, 6]] * 2000, Sampling(1, 1.0, batch_size=2000, top_p=0.5))}
+    sampled = {one[0] for one in generate(model, [[5, 6]] * 2000, Draw(1, 1.0, top_p=0.5), batch_size=2000)}
     assert sampled == set(kept)
 
 
@@ -107,7 +109,7 @@ def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture, s
     )
     for turn in range(3):
         read.clear()
-        answers = sample(model, prompts, Sampling(8, 0.0, STOP, batch_size=4), states=states, prefixes=known)
+        answers = sample(model, prompts, Draw(8, 0.0, stop_ids=STOP), batch_size=4, states=states, read=known)
         if turn and budget is None:
             assert read[0] <= 5, "only what is new is read"
         if budget is not None:
@@ -133,7 +135,7 @@ def test_kept_states_take_half_of_the_free_memory_unless_told_otherwise(tiny, mo
     for free, kept in ((2**30, True), (0, False), (None, True)):  # a device that cannot tell sets no limit
         monkeypatch.setattr("trl_ext.sampling.kv_cache.free_bytes", lambda device, free=free: free)
         states = KVCache()
-        sample(model, PROMPTS, Sampling(4, 0.0, STOP), states=states, prefixes=[0] * 6)
+        sample(model, PROMPTS, Draw(4, 0.0, stop_ids=STOP), states=states, read=[0] * 6)
         assert len(states) == (len({tuple(p) for p in PROMPTS}) if kept else 0)
         assert states._limit == (sys.maxsize if free is None else free // 2)
 
@@ -173,7 +175,7 @@ def test_states_are_kept_only_where_columns_do_not_count(tiny):
     model, _ = build(tiny, "gemma2")
     assert plain_states(model) == "windowed"
     states = KVCache()
-    sample(model.eval(), PROMPTS, Sampling(8, 0.0, STOP), states=states, prefixes=[0] * 6)
+    sample(model.eval(), PROMPTS, Draw(8, 0.0, stop_ids=STOP), states=states, read=[0] * 6)
     assert len(states) == 0
     # the trap itself: padding inside a row, beyond the window of 8, changes the logits
     ids = torch.randint(3, 20, (1, 24), generator=torch.Generator().manual_seed(0))
@@ -226,7 +228,7 @@ def test_heads_that_share_keys_read_them_once_in_a_step_of_decoding(monkeypatch)
         return attend(query, key, value, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-    found = generate(model, [[5, 6, 7], [8, 9, 10]], Sampling(4, 0.0))
+    found = generate(model, [[5, 6, 7], [8, 9, 10]], Draw(4, 0.0))
     assert shapes[1:] == [((1, 4), 1, False)] * 3, "four queries of a row beside each other, for one head of keys"
     monkeypatch.undo()
     for prompt, answer in zip([[5, 6, 7], [8, 9, 10]], found, strict=True):
@@ -244,10 +246,10 @@ def test_adapters_of_one_base_answer_in_one_batch_as_each_alone(tiny):
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     names = ["ann", "bob", "ann", "bob", "bob", "ann"]
-    mixed = [a.ids for a in sample(shared, PROMPTS, Sampling(8, 0.0, STOP), adapters=names)]
+    mixed = [a.ids for a in sample(shared, PROMPTS, Draw(8, 0.0, stop_ids=STOP), adapters=names)]
     for name in ("ann", "bob"):
         shared.set_adapter(name)
-        expected = generate(shared.get_base_model(), PROMPTS, Sampling(8, 0.0, STOP))
+        expected = generate(shared.get_base_model(), PROMPTS, Draw(8, 0.0, stop_ids=STOP))
         assert [m for m, n in zip(mixed, names, strict=True) if n == name] == [
             e for e, n in zip(expected, names, strict=True) if n == name
         ]
@@ -263,12 +265,12 @@ def test_a_merged_adapter_answers_as_it_does_apart_and_leaves_the_weights_alone(
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     before = {name: p.detach().clone() for name, p in shared.named_parameters()}
-    apart = generate(shared.get_base_model(), PROMPTS, Sampling(8, 0.0, STOP))
+    apart = generate(shared.get_base_model(), PROMPTS, Draw(8, 0.0, stop_ids=STOP))
     with merged(shared, "ann") as base:
-        assert generate(base, PROMPTS, Sampling(8, 0.0, STOP)) == apart
+        assert generate(base, PROMPTS, Draw(8, 0.0, stop_ids=STOP)) == apart
     assert all(torch.equal(p, before[name]) for name, p in shared.named_parameters())
     with shared.disable_adapter():
-        assert generate(shared.get_base_model(), PROMPTS, Sampling(8, 0.0, STOP)) != apart
+        assert generate(shared.get_base_model(), PROMPTS, Draw(8, 0.0, stop_ids=STOP)) != apart
     with pytest.raises(RuntimeError, match="midway"), merged(shared, "ann"):
         raise RuntimeError("midway")
     assert all(torch.equal(p, before[name]) for name, p in shared.named_parameters()) and merges(shared, "ann")
@@ -279,9 +281,9 @@ def test_recurrent_models_are_left_to_the_library():
     model = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=32, num_hidden_layers=2, state_size=4))
     assert plain_states(model) == "no"
     torch.manual_seed(1)
-    answers = sample(model, [[5, 6], [7, 8]], Sampling(6, 1.0, STOP), [(1,), (2,)])
+    answers = sample(model, [[5, 6], [7, 8]], Draw(6, 1.0, stop_ids=STOP), [(1,), (2,)])
     torch.manual_seed(2)
-    assert answers == sample(model, [[5, 6], [7, 8]], Sampling(6, 1.0, STOP), [(1,), (2,)])
+    assert answers == sample(model, [[5, 6], [7, 8]], Draw(6, 1.0, stop_ids=STOP), [(1,), (2,)])
     assert all(1 <= len(a.ids) == len(a.logprobs) <= 6 for a in answers)
 
 
@@ -314,6 +316,6 @@ def test_the_output_head_reads_one_whole_row_for_each_prompt(tiny):
     reading_of(model)  # by forwards of its own
     seen = []
     model.lm_head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    generate(model, PROMPTS, Sampling(4, 0.0, STOP))
+    generate(model, PROMPTS, Draw(4, 0.0, stop_ids=STOP))
     assert len(seen) > 1 and seen[0].shape[:2] == (len({tuple(p) for p in PROMPTS}), 1)
     assert all(hidden.shape[1] == 1 and hidden.is_contiguous() for hidden in seen)

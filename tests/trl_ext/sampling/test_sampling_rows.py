@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from asked import sample
 from tiny_models import build_any, lively
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -13,26 +14,22 @@ from maporl.engines.base import Request
 from maporl.engines.text import TextEngine
 from maporl.engines.transcript import Transcript
 from maporl.types import Ask, Example, Stop
-from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.kv_cache import KVCache
-from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.own_weights import OwnWeights
-from trl_ext.sampling.sample import sample
+from trl_ext.sampling.request import Draw
 
 
-def mixture(tokenizer, generator, rows):
+def mixture(generator, rows):
     """Different samplings, with greedy rows, short rows and rows with stop strings among them."""
     return [
-        Sampling(
+        Draw(
             generator.choice([1, 3, 9, 14]),
             generator.choice([0.0, 0.5, 1.0, 1.7]),
-            frozenset([2]),
-            64,
             generator.choice([1.0, 0.8, 0.5]),
-            None,
             generator.choice([0, 2, 5]),
-            StopStrings.of(tokenizer, generator.choice([None, ["1"], ["23", "4"]])),
+            generator.choice([(), ("1",), ("23", "4")]),
+            frozenset([2]),
         )
         for _ in range(rows)
     ]
@@ -44,15 +41,17 @@ def test_a_row_does_not_depend_on_the_sampling_of_its_neighbours(tiny, seed):
     model, tokenizer = build_any(tiny, "llama")
     generator = random.Random(seed)
     prompts = [[generator.randrange(3, len(tokenizer)) for _ in range(generator.randint(2, 9))] for _ in range(12)]
-    each = mixture(tokenizer, generator, 12)
+    each = mixture(generator, 12)
     keys = [("row", seed, number) for number in range(12)]
-    together = sample(model, prompts, each[0], keys, samplings=each, states=KVCache(None))
-    alone = [sample(model, [p], one, [k])[0] for p, one, k in zip(prompts, each, keys, strict=True)]
+    together = sample(model, prompts, each, keys, states=KVCache(None), tokenizer=tokenizer)
+    alone = [
+        sample(model, [p], one, [k], tokenizer=tokenizer)[0] for p, one, k in zip(prompts, each, keys, strict=True)
+    ]
     assert [row.ids for row in together] == [row.ids for row in alone]
     assert len({len(row.ids) for row in together}) > 2
-    for one, row, sampling in zip(together, alone, each, strict=True):
-        assert (one.logprobs is None) == (sampling.temperature == 0) == (row.logprobs is None)
-        assert len(one.ids) <= sampling.max_new_tokens
+    for one, row, draw in zip(together, alone, each, strict=True):
+        assert (one.logprobs is None) == (draw.temperature == 0) == (row.logprobs is None)
+        assert len(one.ids) <= draw.max_tokens
         if one.logprobs is not None:
             assert one.logprobs == pytest.approx(row.logprobs, abs=1e-5)
 
@@ -63,15 +62,16 @@ def test_equal_values_for_each_row_are_bit_equal_to_one_value_for_all(tiny, temp
     lively(model)
     prompts = [[3 + n % 7, 4, 5 + n % 3] for n in range(30)]
     keys = [("row", number) for number in range(30)]
-    sampling = Sampling(12, temperature, frozenset([2]), 8, 0.9, 100, 5, StopStrings.of(tokenizer, ["1"]))
-    one = sample(model, prompts, sampling, keys)
-    assert sample(model, prompts, sampling, keys, samplings=[replace(sampling) for _ in prompts]) == one
+    draw, limits = Draw(12, temperature, 0.9, 5, ("1",), frozenset([2])), {"batch_size": 8, "batch_tokens": 100}
+    one = sample(model, prompts, draw, keys, tokenizer=tokenizer, **limits)
+    own = [replace(draw) for _ in prompts]
+    assert sample(model, prompts, own, keys, tokenizer=tokenizer, **limits) == one
 
 
 def test_a_longer_limit_draws_the_same_first_tokens(tiny):
     model, _ = build_any(tiny, "llama")
-    long, short = Sampling(12, 1.0), Sampling(4, 1.0)
-    [one, two] = sample(model, [[3, 4], [3, 4]], long, [("a",), ("a",)], samplings=[long, short])
+    long, short = Draw(12, 1.0), Draw(4, 1.0)
+    [one, two] = sample(model, [[3, 4], [3, 4]], [long, short], [("a",), ("a",)])
     assert len(one.ids) == 12 and two.ids == one.ids[:4]
 
 
@@ -81,9 +81,9 @@ def test_batches_hold_the_longest_rows_that_are_in_them(tiny, monkeypatch):
 
     sizes = []
     monkeypatch.setattr(module.Batch, "run", lambda self: sizes.append(len(self.rows)))
-    long, short = Sampling(5, 1.0, batch_tokens=20), Sampling(2, 1.0, batch_tokens=20)
+    long, short = Draw(5, 1.0), Draw(2, 1.0)
     model, _ = tiny()
-    sample(model, [[3] * 5] * 2 + [[3] * 3] * 4, long, samplings=[long] * 2 + [short] * 4)
+    sample(model, [[3] * 5] * 2 + [[3] * 3] * 4, [long] * 2 + [short] * 4, batch_tokens=20)
     assert sizes == [2, 4]
 
 
@@ -92,9 +92,9 @@ def test_models_with_recurrent_states_sample_rows_that_are_alike_together(tiny):
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, state_size=4, pad_token_id=0)
     model = lively(MambaForCausalLM(config))
-    greedy, short = Sampling(6, 0.0), Sampling(2, 1.0)
+    greedy, short = Draw(6, 0.0), Draw(2, 1.0)
     own = [greedy, short, greedy, short]
-    found = sample(model, [[3, 4]] * 4, greedy, [("k", n) for n in range(4)], samplings=own)
+    found = sample(model, [[3, 4]] * 4, own, [("k", n) for n in range(4)])
     assert [len(one.ids) for one in found] == [6, 2, 6, 2] and found[0].ids == found[2].ids
 
 

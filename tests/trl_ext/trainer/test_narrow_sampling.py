@@ -13,7 +13,7 @@ from fast_cases import some
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learning.audit import VoidRun
 from trl_ext.sampling.engine import Ready
-from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.sample import sample
 from trl_ext.trainer.sampler import Sampler
 
@@ -71,9 +71,7 @@ class Sure(Sampler):
         self.learner = learner
 
     def submit(self, requests):
-        prompts, keys = [request.prompt_ids for request in requests], [request.key for request in requests]
-        drawn = Sampling.of(requests[0].draw, self.learner.policy.tokenizer, 64)
-        return [Ready(Sampled(s.ids, [0.0] * len(s.ids))) for s in sample(self.learner.model, prompts, drawn, keys)]
+        return [Ready(Sampled(s.ids, [0.0] * len(s.ids))) for s in sample(self.learner.model, requests)]
 
 
 class OfTheCut(Sure):

@@ -19,7 +19,8 @@ from trl_ext.files.manifest import CheckpointError
 from trl_ext.learning.policy import Policy
 from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.batch import Completion, build_token_batch
-from trl_ext.sampling.options import Sampling, stop_ids_of
+from trl_ext.sampling.options import stop_ids_of
+from trl_ext.sampling.request import Draw
 from trl_ext.sampling.sample import generate
 from trl_ext.trainer.scoring import RewardError
 
@@ -294,7 +295,7 @@ def test_sampling_ignores_the_models_own_defaults_and_is_undone_on_failure(tiny)
     model, _ = tiny()
     model.generation_config.top_k = 1  # would make every sample greedy
     torch.manual_seed(0)
-    sampling = Sampling(8, 5.0, frozenset())
+    sampling = Draw(8, 5.0, stop_ids=frozenset())
     answers = generate(model, [[5, 6]] * 8, sampling)
     assert len({tuple(a) for a in answers}) == 8 and {len(a) for a in answers} == {8}
     kept = model.generation_config
@@ -316,7 +317,7 @@ def test_left_padded_batches_answer_as_single_prompts_do(tiny):
     for architecture in ("llama", "gpt_neox", "qwen3"):
         model, tokenizer = tiny(architecture)
         prompts = [[5], [6, 7, 8, 9], [10, 11]]
-        greedy = Sampling(6, 0.0, frozenset({tokenizer.eos_token_id}))
+        greedy = Draw(6, 0.0, stop_ids=frozenset({tokenizer.eos_token_id}))
         together = generate(model, prompts, greedy)
         assert together == [generate(model, [p], greedy)[0] for p in prompts]
 
