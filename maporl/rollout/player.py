@@ -9,6 +9,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -18,10 +19,8 @@ from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine, Request
 from maporl.engines.transcript import Transcript
 from maporl.environments.base import tool_of
-from maporl.environments.build import TeamTools, ToolGrant
+from maporl.environments.build import TeamTools
 from maporl.environments.calls import TypedFormat
-from maporl.environments.turns import AgentTools
-from maporl.environments.world import World
 from maporl.errors import ConfigError, refuse
 from maporl.evaluation.metrics import Evaluation, evaluate_dialogues, merge, turns_played
 from maporl.protocols.base import Protocol, must_be_protocol
@@ -94,63 +93,28 @@ class Player:
     Args:
         team: the agents and the policies that speak for them.
         protocol: who speaks when, and what each agent sees.
-        engines: the engines by the names that the team's agents use.
         options: how training samples, and the longest completion.
-        scorer: grades and scores the dialogues.
+        reward: how dialogues are scored.
+        engines: the engines by the names that the team's agents use.
+        sources: reward sources that replace or extend ``maporl.rewards.SOURCES``.
         speakers: the agents that play, in order. By default the whole team plays.
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
         untrained: the untrained weights, or None. They restate answers that grading cannot read, and give the reward
             ``nll``.
-        restates: whether they restate answers.
-        growth: how options of the protocol change with the updates of a training. Evaluations do not follow it.
-        grants: how each agent calls tools, for those that a protocol brings to a conversation.
-        world: the tools and environments of the run.
-        tools: what each agent may call.
+        tools: the tools and environments, and what agents are given of them.
         sampling: how answers are sampled, where this differs from the run. An agent that is not named there has its own
             ``sampling``.
+        restates: whether the untrained weights restate answers.
+        growth: how options of the protocol change with the updates of a training. Evaluations do not follow it.
 
     Raises:
+        ConfigError: a reward source lacks what it needs, an environment with a weight pays nothing, ``protocol`` is
+            not a :class:`maporl.Protocol`, or an agent's tools or call format cannot be used.
         ValueError: a speaker is not in the team.
-        ConfigError: ``protocol`` does not derive from :class:`maporl.Protocol`.
     """
 
     def __init__(
         self,
-        team: Team,
-        protocol: Protocol,
-        engines: Mapping[str, Engine],
-        options: PPOOptions,
-        scorer: Scorer,
-        *,
-        speakers: Sequence[str] | None = None,
-        common_seed: bool = True,
-        untrained: UntrainedWeights | None = None,
-        world: World | None = None,
-        tools: Mapping[str, AgentTools] | None = None,
-        sampling: TeamSampling | None = None,
-        restates: bool = True,
-        growth: Growth | None = None,
-        grants: Mapping[str, ToolGrant] | None = None,
-    ):
-        self.world, self.tools = world or World(), dict(tools or {})
-        self.sampling = team.sampling(sampling)
-        self.team, self.protocol = team, must_be_protocol(protocol, "protocol")
-        self.engines, self.options, self.scorer = dict(engines), options, scorer
-        self.speakers = tuple(speakers or team.names())
-        self._formats = {name: formats_of_schemas(name, team.voice_of(name), grants or {}) for name in team.names()}
-        self.common_seed, self.untrained, self.restates = common_seed, untrained, restates
-        self.interleaving = Interleaving()
-        """Lets several threads play dialogues of this player."""
-        self.growth = growth
-        self._versions: dict[str, int] = {}
-        """How many updates the weights that the engines have of each policy have had."""
-        self._exchanged: dict[str, str] = {}
-        if unknown := [name for name in self.speakers if name not in team.agents]:
-            raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
-
-    @classmethod
-    def build(
-        cls,
         team: Team,
         protocol: Protocol,
         options: PPOOptions,
@@ -165,49 +129,41 @@ class Player:
         sampling: TeamSampling | None = None,
         restates: bool = True,
         growth: Growth | None = None,
-    ) -> "Player":
-        """Build a player with a scorer for ``reward``.
-
-        ``sources`` replace or extend ``maporl.rewards.SOURCES``. ``tools`` are the tools and environments, and what
-        agents are given of them. The other arguments are those of :class:`Player`.
-
-        Raises:
-            ConfigError: a reward source lacks what it needs, an environment with a weight pays nothing, ``protocol`` is
-                not a :class:`maporl.Protocol`, or an agent's tools or call format cannot be used.
-            ValueError: a speaker is not in the team.
-        """
+    ):
         team.find_stop_ids(options)
+        self.team, self.options, self.engines = team, options, dict(engines or {})
+        self.speakers = tuple(speakers or team.names())
         passed = {name: as_source(source) for name, source in (sources or {}).items()}
         exempt = reward.penalties is not None and reward.penalties.repetition
         digits = {p.name: p.voice.digits for p in team.policies.values()} if exempt else {}
-        scorer = Scorer(reward, passed, speakers or team.names(), digits, options.missing_eos_penalty)
+        self.scorer = Scorer(reward, passed, self.speakers, digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
-        world, sampled = tools.world, team.sampling(sampling)
-        refuse(world.offers.unpaid(weighed(reward)))
-        may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names(), sampled)
-        player = cls(
-            team,
-            protocol,
-            engines or {},
-            options,
-            scorer,
-            speakers=speakers,
-            common_seed=common_seed,
-            untrained=untrained,
-            world=world,
-            tools=may_call,
-            sampling=sampling,
-            restates=restates,
-            growth=growth,
-            grants=tools.grants,
-        )
-        others = {*passed, *protocol.pays, *world.offers.rewards()}
+        self.world, self.sampling = tools.world, team.sampling(sampling)
+        refuse(self.world.offers.unpaid(weighed(reward)))
+        self.tools = tools_of_team(tools, team, options.response_length, protocol, self.speakers, self.sampling)
+        self.protocol = must_be_protocol(protocol, "protocol")
+        self._formats = {name: formats_of_schemas(name, team.voice_of(name), tools.grants) for name in team.names()}
+        self.common_seed, self.untrained, self.restates = common_seed, untrained, restates
+        self.interleaving = Interleaving()
+        """Lets several threads play dialogues of this player."""
+        self.growth = growth
+        self._versions: dict[str, int] = {}
+        """How many updates the weights that the engines have of each policy have had."""
+        self._exchanged: dict[str, str] = {}
+        if unknown := [name for name in self.speakers if name not in team.agents]:
+            raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
+        others = {*passed, *protocol.pays, *self.world.offers.rewards()}
         needed = {*reward.asked, *protocol.between_turns()} - others
-        scorer.sources |= build_sources(reward, needed, player, others)
-        readers = [name for name, source in scorer.sources.items() if source.reads_environments]
-        check_environments(readers, {name: s.options.isolate == "process" for name, s in world.environments.items()})
-        world.keeps_until_scored = bool(readers)
-        return player
+        self.scorer.sources |= build_sources(reward, needed, self, others)
+        readers = [name for name, source in self.scorer.sources.items() if source.reads_environments]
+        isolated = {name: section.options.isolate == "process" for name, section in self.world.environments.items()}
+        check_environments(readers, isolated)
+        self.world.keeps_until_scored = bool(readers)
+
+    @classmethod
+    def build(cls, *parts: Any, **options: Any) -> "Player":
+        """Return the player of ``parts`` and ``options``, which are those of the class."""
+        return cls(*parts, **options)
 
     # -- who speaks ---------------------------------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ def player_of(
 ) -> Player:
     """Return the player of a run whose ``team`` is loaded.
 
-    ``untrained`` and ``sources`` are those of :meth:`maporl.rollout.player.Player.build`.
+    ``untrained`` and ``sources`` are those of :class:`maporl.rollout.player.Player`.
 
     Raises:
         ConfigError: an engine or a reward source lacks what it needs.
@@ -185,7 +185,7 @@ def player_of(
         config.ppo,
         Path(config.output_dir),
     )
-    return Player.build(
+    return Player(
         team,
         run.protocol,
         config.ppo,

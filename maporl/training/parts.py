@@ -195,7 +195,7 @@ class RunParts:
 
         ``untrained`` are asked if :attr:`asks_untrained` says so.
         """
-        return Player.build(
+        return Player(
             self.team,
             self.protocol,
             self.args,

@@ -508,7 +508,7 @@ class TestAWeightOnWhatPaysNothing:
         tools = TeamTools.of({}, {"shop": Mute}, team.names())
         reward = RewardSection(sources={"label": 1.0, "shop": 0.5})
         with pytest.raises(ConfigError, match="pays nothing"):
-            Player.build(team, Debate(), PPOOptions(), reward, tools=tools)
+            Player(team, Debate(), PPOOptions(), reward, tools=tools)
 
 
 def test_a_group_plays_one_episode():
