@@ -161,7 +161,7 @@ class Advantages:
                 "name": str(getattr(self.config, by)),
                 "key": {name: value if isinstance(value, int | str) else None for name, value in values.items()},
                 "utterances": len(rows),
-                "questions": len({columns[i].prompt for i in rows}),
+                "questions": len({columns[i].values["prompt"] for i in rows}),
                 "credit": round(credit, 4),
             }
             found |= {columns[i].name: group for i in rows}
@@ -178,7 +178,7 @@ class Advantages:
         counts: dict[str, Metrics] = defaultdict(lambda: {f"{COUNT}compared": 0.0, f"{COUNT}differ": 0.0})
         for rows in turns.groups(self.config.key if self.in_groups else ("policy",)):
             apart = float(differ([columns[i].credit for i in rows]))
-            for policy in {columns[i].policy for i in rows} if len(rows) > 1 else ():
+            for policy in {columns[i].values["policy"] for i in rows} if len(rows) > 1 else ():
                 counts[policy][f"{COUNT}compared"] += 1.0
                 counts[policy][f"{COUNT}differ"] += apart
         return counts

@@ -63,8 +63,8 @@ class Distillation:
         for dialogue in batch.dialogues:
             questions.setdefault(dialogue.prompt, []).append((dialogue, names_of(dialogue)))
         for policy, samples in batch.samples.items():
-            first = [sample for sample in samples if sample.columns.turn == 0]
-            lessons = [(s, own) for s in first if (own := self._teachers(s, questions[s.columns.prompt]))]
+            first = [sample for sample in samples if sample.utterance.turn == 0]
+            lessons = [(s, own) for s in first if (own := self._teachers(s, questions[s.columns.values["prompt"]]))]
             if first:
                 told[policy] = {"distill/share": len(lessons) / len(first)}
             if lessons:
@@ -80,7 +80,7 @@ class Distillation:
             teaching = self._teaching(dialogue, pupil)
             step = dialogue.utterances[names.index(columns.name)].order if columns.name in names else math.inf
             if teaching is not None and teaching.order <= step:  # else it may have read the answer
-                found.append((dialogue.rollout == columns.rollout, teaching))
+                found.append((dialogue.rollout == columns.values["rollout"], teaching))
         beside = any(own for own, _ in found)
         return [teaching for own, teaching in found if own or not beside]
 

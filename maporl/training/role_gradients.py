@@ -41,8 +41,8 @@ class RoleGradients:
             return {}
         found = {}
         for policy, rows in batch.token_batches.items():
-            columns = [batch.samples[policy][sample].columns for sample in rows.sample.tolist()]
-            spoken = [column.role or column.agent for column in columns]
+            said = [batch.samples[policy][sample].utterance for sample in rows.sample.tolist()]
+            spoken = [u.role or u.agent for u in said]
             roles = sorted(set(spoken))
             if len(roles) < 2:
                 continue

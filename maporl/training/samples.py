@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.advantages.batch import COLUMNS, TurnBatch
@@ -18,62 +18,57 @@ Name = tuple
 """The name of an utterance in an update. Its copies in dialogues that were forked after it have the same name."""
 
 
+SOMETIMES = frozenset(("game", "seed", "state", "task"))
+"""The columns that only some protocols and tasks have. They are recorded if a row has them."""
+
+
 @dataclass(frozen=True)
 class Columns:
     """What advantages may know about an utterance: its place, its speaker and its credit.
 
-    It holds no tokens and no text, and it is what processes send to each other. ``name``, ``caller`` and ``earlier``
-    refer to utterances by :data:`Name`. ``earlier`` has (step, agent, name) of each earlier utterance of the dialogue.
-    ``action`` is a digest of what the utterance does, and not of its wording: the move that a game reads in it, or else
-    the answer that its grade found, or else its text. ``tokens`` is the number of its sampled tokens, and ``seconds``
-    is how long its calls took. ``task`` is the name of its task in a mixture. ``policy`` is empty if no policy is
-    trained on the utterance. ``rewards`` are its rewards by name.
+    It holds no tokens and no text, and it is what processes send to each other. ``values`` are those of the columns of
+    :class:`maporl.advantages.batch.TurnBatch`, which says what they are, by name. The utterances to which two columns
+    refer stand beside them by :data:`Name`: ``caller``, and in ``earlier`` (step, agent, name) of each earlier
+    utterance of the dialogue, of which one is the parent. ``rewards`` are its rewards by name.
     """
 
     name: Name
-    policy: str
-    prompt: int
-    rollout: int
-    agent: str
-    role: str | None
-    turn: int
-    order: int
     credit: float
-    caller: Name | None
-    earlier: tuple[tuple[int, str, Name], ...]
-    action: str
-    tokens: int
-    game: Any = None
-    seed: Any = None
-    state: Any = None
+    values: Mapping[str, Any]
+    caller: Name | None = None
+    earlier: tuple[tuple[int, str, Name], ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    task: str | None = None
 
     @classmethod
     def of(cls, dialogue: Dialogue, utterance: Utterance, names: Sequence[Name], policy: str = "") -> "Columns":
-        """Return the columns of an utterance that has a credit. ``names`` are those of the dialogue's utterances."""
+        """Return the columns of an utterance that has a credit.
+
+        ``names`` are those of the dialogue's utterances. ``policy`` is empty if no policy is trained on it.
+        """
         spoken = zip(dialogue.utterances, names, strict=True)
+        values = {
+            "prompt": dialogue.prompt,
+            "rollout": dialogue.rollout,
+            "agent": utterance.agent,
+            "role": utterance.role,
+            "turn": utterance.turn,
+            "order": utterance.order,
+            "game": utterance.tags.get("game"),
+            "seed": utterance.tags.get("seed"),
+            "state": utterance.tags.get("state"),
+            "action": _action(utterance),
+            "tokens": len(utterance.response_ids),
+            "seconds": sum([call.result.seconds for call in utterance.calls if call.result is not None]),
+            "task": dialogue.asked(utterance).meta.get("task"),
+            "policy": policy,
+        }
         return cls(
             name=names[utterance.id],
-            policy=policy,
-            prompt=dialogue.prompt,
-            rollout=dialogue.rollout,
-            agent=utterance.agent,
-            role=utterance.role,
-            turn=utterance.turn,
-            order=utterance.order,
             credit=utterance.rewards["credit"],
+            values=values,
             caller=None if utterance.caller is None else names[utterance.caller],
             earlier=tuple([(u.order, u.agent, name) for u, name in spoken if u.order < utterance.order]),
-            action=_action(utterance),
-            tokens=len(utterance.response_ids),
-            game=utterance.tags.get("game"),
-            seed=utterance.tags.get("seed"),
-            state=utterance.tags.get("state"),
             rewards=dict(utterance.rewards),
-            task=dialogue.asked(utterance).meta.get("task"),
-            seconds=sum([call.result.seconds for call in utterance.calls if call.result is not None]),
         )
 
 
@@ -181,13 +176,11 @@ def turn_batch(
             callers.setdefault(entry.caller, len(number) - len(callers) - 1)
 
     recorded: dict[str, list] = {}
-    for f in fields(Columns):
-        if f.name not in COLUMNS:
-            continue
-        column = [getattr(entry, f.name) for entry in columns]
-        # what only some protocols and tasks have is None by default, and recorded if a row has it
-        if f.default is not None or column.count(None) < len(column):
-            recorded[f.name] = column
+    for column in COLUMNS:
+        if column not in ("parent", "caller"):
+            values = [entry.values[column] for entry in columns]
+            if column not in SOMETIMES or values.count(None) < len(values):
+                recorded[column] = values
     recorded["parent"] = [_parent(entry, number) for entry in columns]
     recorded["caller"] = [None if entry.caller is None else callers[entry.caller] for entry in columns]
     parts = None if sources is None else {name: [entry.rewards.get(name) for entry in columns] for name in sources}
@@ -198,8 +191,8 @@ def _parent(entry: Columns, number: Mapping[tuple, int]) -> int | None:
     """Return the row before this one on its branch, or None: of the last step with rows, the agent's or the last."""
     parent, best = None, (-1, False)
     for order, agent, name in entry.earlier:
-        if name in number and (order, agent == entry.agent) >= best:
-            parent, best = number[name], (order, agent == entry.agent)
+        if name in number and (order, agent == entry.values["agent"]) >= best:
+            parent, best = number[name], (order, agent == entry.values["agent"])
     return parent
 
 

@@ -130,7 +130,8 @@ def test_vagen_runs_gae_over_turns_and_then_within_them(tmp_path):
     rewards, turns = token_rewards(tokens, trainer.args), defaultdict(list)
     for i, sample in enumerate(tokens.sample.tolist()):
         columns, mask = batch.samples[policy][sample].columns, tokens.sampled_mask[i]
-        turns[columns.prompt, columns.rollout, columns.agent].append((columns.turn, i, mask, columns.credit))
+        prompt, rollout, agent, turn = map(columns.values.get, ("prompt", "rollout", "agent", "turn"))
+        turns[prompt, rollout, agent].append((turn, i, mask, columns.credit))
     assert len(turns) > 4 and max(map(len, turns.values())) > 2
     expected = torch.zeros_like(tokens.advantages)
     for own in turns.values():

@@ -295,7 +295,7 @@ def siblings(batch):
     for policy, tokens in batch.token_batches.items():
         for i, sample in enumerate(tokens.sample.tolist()):
             columns = batch.samples[policy][sample].columns
-            before = columns.earlier[-1][2] if columns.earlier else columns.prompt
+            before = columns.earlier[-1][2] if columns.earlier else columns.values["prompt"]
             last = int(tokens.sampled_mask[i].nonzero().max())
             advantage = float(tokens.advantages[i, last])
             groups[before].append((float(tokens.score[i]), float(tokens.values[i, last]), advantage, i, tokens))

@@ -303,8 +303,8 @@ def test_archer_values_an_utterance_by_the_state_that_follows(tmp_path):
             value, advantage = (
                 float(column[i][tokens.sampled_mask[i]][0]) for column in (tokens.values, tokens.advantages)
             )
-            key = (columns.prompt, columns.rollout, columns.agent)
-            found[key].append((columns.turn, float(tokens.score[i]), value, advantage))
+            key = (columns.values["prompt"], columns.values["rollout"], columns.values["agent"])
+            found[key].append((columns.values["turn"], float(tokens.score[i]), value, advantage))
     assert len(found) > 4 and max(map(len, found.values())) > 1
     for turns in found.values():
         following = [value for _, _, value, _ in sorted(turns)[1:]] + [0.0]

@@ -283,7 +283,7 @@ def test_salt_merges_one_move_in_eight_wordings(tmp_path):
 def test_wordings_of_one_answer_are_one_action(tmp_path):
     said = itertools.cycle(["5", "05", "6", "2+3=5"])
     batch = played(scripted_trainer(recipe_values("grpo", tmp_path), lambda request: next(said)))
-    actions = {(s.utterance.grade.answer, s.columns.action) for own in batch.samples.values() for s in own}
+    actions = {(s.utterance.grade.answer, s.columns.values["action"]) for own in batch.samples.values() for s in own}
     assert {answer for answer, _ in actions} == {"5", "6"} and len(actions) == 2
 
 

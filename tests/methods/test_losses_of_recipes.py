@@ -141,7 +141,7 @@ def test_m_grpo_gives_each_rollout_of_the_main_agent_one_ratio_and_a_quarter_of_
     _, gradients = loss_and_gradients(trainer, tokens, shift=0.01)
     by_rollout = {}
     for i, row in enumerate(rows(batch)[: len(tokens)]):
-        by_rollout.setdefault(batch.samples["planner"][i].columns.rollout, []).append((i, row))
+        by_rollout.setdefault(batch.samples["planner"][i].columns.values["rollout"], []).append((i, row))
     assert [len(found) for found in by_rollout.values()] == [2, 4, 3, 3]
     for found in by_rollout.values():
         length = sum(len(row.utterance.response_ids) for _, row in found)
@@ -157,7 +157,7 @@ def test_a_trajectory_is_never_cut(tmp_path):
     trainer.args.num_mini_batches = 2
     cuts = trainer.learning.minibatches(tokens, 0, 0) + tokens.microbatches(torch.arange(len(tokens)), 1)
     for part in cuts:
-        rollouts = {batch.samples["planner"][i].columns.rollout for i in part.tolist()}
+        rollouts = {batch.samples["planner"][i].columns.values["rollout"] for i in part.tolist()}
         assert len(part) == sum({0: 2, 1: 4, 2: 3, 3: 3}[rollout] for rollout in rollouts)
 
 
@@ -350,7 +350,7 @@ def test_matpo_pays_for_the_form_of_the_workers(tmp_path):
     assert credits == [{1.0}, {0.075}, {0.95}, {0.05}]
     expected = [0.9126, -0.8415, 0.8178, -0.8889]
     for row, sample in zip(rows(batch), batch.samples["shared"], strict=True):
-        assert row.advantage == pytest.approx(expected[sample.columns.rollout], abs=1e-4)
+        assert row.advantage == pytest.approx(expected[sample.columns.values["rollout"]], abs=1e-4)
 
 
 # -- R9: options that act ---------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ def test_maac_has_one_critic_that_reads_what_the_others_said(tmp_path):
     for sample in samples:
         read = ann.tokenizer.decode(sample.critic_prompt_ids)
         first = next(u.text for d in batch.dialogues for u in d.utterances
-                     if d.prompt == sample.columns.prompt and u.agent == "bob" and u.turn == 0)  # fmt: skip
+                     if d.prompt == sample.columns.values["prompt"] and u.agent == "bob" and u.turn == 0)  # fmt: skip
         assert first.startswith("b0") and f"bob, turn 1: {first}" in read
 
 

@@ -332,9 +332,8 @@ def test_one_agent_that_answers_once_has_the_advantages_of_the_single_agent_meth
     for i, index in enumerate(tokens.sample.tolist()):
         mask, u = tokens.sampled_mask[i], batch.samples["solo"][index].utterance
         kl = (tokens.old_logprobs - tokens.ref_logprobs)[i][mask].tolist()
-        answers.append(
-            (batch.samples["solo"][index].columns.prompt, u.rewards["credit"], tokens.values[i][mask].tolist(), kl)
-        )
+        prompt = batch.samples["solo"][index].columns.values["prompt"]
+        answers.append((prompt, u.rewards["credit"], tokens.values[i][mask].tolist(), kl))
         found.append(tokens.advantages[i][mask].tolist())
     expected = single_agent(config, trainer.args, answers)
     plus = [single_agent(term.within(config), trainer.args, answers) for term in config.plus]

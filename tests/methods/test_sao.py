@@ -33,7 +33,9 @@ def chains_of(batch, policy):
     for i, sample in enumerate(rows.sample.tolist()):
         columns = batch.samples[policy][sample].columns
         places = [(i, column) for column in rows.sampled_mask[i].nonzero().flatten().tolist()]
-        chains.setdefault((columns.prompt, columns.rollout), []).append((columns.order, places))
+        chains.setdefault((columns.values["prompt"], columns.values["rollout"]), []).append(
+            (columns.values["order"], places)
+        )
     return [[place for _, places in sorted(turns) for place in places] for turns in chains.values()]
 
 

@@ -124,7 +124,7 @@ def test_m_grpo_compares_the_main_agent_over_rollouts_and_the_searcher_over_its_
     samples = [*batch.samples["planner"], *batch.samples["searcher"]]
     weights = {}
     for sample, row in zip(samples, [*planner, *searcher], strict=True):
-        key = (sample.utterance.agent, sample.columns.rollout, sample.columns.turn)
+        key = (sample.utterance.agent, sample.columns.values["rollout"], sample.utterance.turn)
         weights[key] = weights.get(key, 0.0) + row.weight
     assert [w for (agent, _, _), w in weights.items() if agent == "planner"] == pytest.approx([1.0] * 4)
     assert [w for (agent, _, _), w in weights.items() if agent == "searcher"] == pytest.approx(

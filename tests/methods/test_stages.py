@@ -46,9 +46,9 @@ def by_role(batch):
         for i, sample in enumerate(tokens.sample.tolist()):
             own = batch.samples[policy][sample]
             advantage = float(tokens.advantages[i][tokens.sampled_mask[i]][0])
-            after = own.columns.earlier[-1][2] if own.columns.earlier else own.columns.prompt
-            again = " again" if own.columns.order > 2 else ""
-            found[own.columns.role + again][after].append((own.columns.credit, advantage))
+            after = own.columns.earlier[-1][2] if own.columns.earlier else own.columns.values["prompt"]
+            again = " again" if own.columns.values["order"] > 2 else ""
+            found[own.columns.values["role"] + again][after].append((own.columns.credit, advantage))
     return found
 
 
@@ -168,7 +168,8 @@ def test_sdrl_compares_first_answers_and_answers_to_a_pair_apart(tmp_path):
         for i, sample in enumerate(tokens.sample.tolist()):
             own = batch.samples[policy][sample].columns
             advantage = round(float(tokens.advantages[i][tokens.sampled_mask[i]][0]), 4)
-            groups[own.prompt, own.turn, own.agent if own.turn else ""].append((own.credit, advantage))
+            prompt, turn, agent = map(own.values.get, ("prompt", "turn", "agent"))
+            groups[prompt, turn, agent if turn else ""].append((own.credit, advantage))
     for (_, turn, _), group in groups.items():
         assert len(group) == (8 if turn == 0 else 4)
         right, wrong = (0.7246, -1.2076) if turn == 0 else (0.5, -1.5)

@@ -6,6 +6,7 @@ from itertools import count
 import torch
 
 from maporl.advantages import AdvantageConfig
+from maporl.advantages.batch import COLUMNS
 from maporl.training.assign import Advantages
 from maporl.training.samples import Columns
 from trl_ext.ppo.batch import Completion, build_token_batch
@@ -21,8 +22,11 @@ def assigned(dialogues, gamma, lam, token_gamma, token_lam, returns="bi_level_ga
     turns = defaultdict(count)
     columns = [
         Columns(
-            name=(r, n), policy="p", prompt=0, rollout=r, agent=agent, role=None, turn=next(turns[r, agent]), order=n, credit=score,
-            caller=None, earlier=(), action="", tokens=len(values),
+            (r, n), score,
+            {
+                **dict.fromkeys(COLUMNS), "policy": "p", "prompt": 0, "rollout": r, "agent": agent, "turn": next(turns[r, agent]), "order": n,
+                "action": "", "tokens": len(values), "seconds": 0.0,
+            },
         )
         for r, n, agent, values, score in said
     ]  # fmt: skip

@@ -124,8 +124,8 @@ def by_name(sample: Any) -> Hashable:
     Copies of an utterance, which stand in several dialogues, have no number of theirs.
     """
     own, columns = sample.utterance, sample.columns
-    first = 0 if own.sample is not None else own.tags.get("rollout before", columns.rollout)
-    return (columns.prompt, first, columns.agent, columns.turn, own.part, tuple(sample.response_ids))
+    first = 0 if own.sample is not None else own.tags.get("rollout before", columns.values["rollout"])
+    return (columns.values["prompt"], first, own.agent, own.turn, own.part, tuple(sample.response_ids))
 
 
 def by_words(sample: Any) -> Hashable:

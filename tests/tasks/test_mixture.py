@@ -88,7 +88,7 @@ def test_agent_rl_gives_each_task_advantages_of_one_size(tmp_path):
     tokens_of = defaultdict(list)
     for policy, tokens in batch.token_batches.items():
         for i, sample in enumerate(tokens.sample.tolist()):
-            task = batch.samples[policy][sample].columns.task
+            task = batch.samples[policy][sample].columns.values["task"]
             tokens_of[task] += tokens.advantages[i][tokens.sampled_mask[i]].tolist()
     assert tokens_of.keys() == {"words", "contests"}
     for found in tokens_of.values():

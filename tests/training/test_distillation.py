@@ -36,8 +36,8 @@ def test_team_opd_pays_a_first_answer_for_what_the_policy_thinks_once_it_was_sho
         for row, number in enumerate(rows.sample.tolist()):
             sample, mask = samples[number], rows.sampled_mask[row]
             expected = [0.0] * (len(sample.response_ids) - 1) + [sample.score]
-            if sample.columns.turn == 0:
-                prompt, rollout, agent = sample.columns.prompt, sample.columns.rollout, sample.columns.agent
+            if sample.utterance.turn == 0:
+                prompt, rollout, agent = map(sample.columns.values.get, ("prompt", "rollout", "agent"))
                 others = [d for d in batch.dialogues if d.prompt == prompt and d.rollout != rollout]
                 last = [[u for u in d.utterances if u.agent == agent][-1] for d in others]
                 assert [u.turn for u in last] == [1, 1]
@@ -84,7 +84,7 @@ def test_rewards_are_minus_a_kl_because_no_teacher_sees_the_answer_that_it_judge
         trainer.engines.update(dict.fromkeys(trainer.engines, engine))
         asked.clear()
         batch = played(trainer)
-        (sample,) = [s for s in batch.samples["ann"] if s.columns.turn == 0 and s.columns.rollout == 0]
+        (sample,) = [s for s in batch.samples["ann"] if s.utterance.turn == 0 and s.columns.values["rollout"] == 0]
         contexts.append([read.prompt_ids for read in asked if sample.label in read.label])
         own += sample.sampled_logprobs
         taught.append(sample.token_scores[0] - sample.score + own[-1])
@@ -100,12 +100,13 @@ def test_dialogues_that_share_an_answer_do_not_judge_it(tmp_path):
     batch = played(trainer)
     for name in batch.samples:
         assert batch.metrics[f"{name}/distill/share"] == 1.0
-        for sample in (s for s in batch.samples[name] if s.columns.turn == 0):
+        for sample in (s for s in batch.samples[name] if s.utterance.turn == 0):
             read = [list(c.prompt_ids) for c in asked if c.label.startswith(f"{sample.label},")]
             last = [
                 next(u for u in d.utterances if u.agent == name and u.turn == 1)
                 for d in batch.dialogues
-                if d.prompt == sample.columns.prompt and all(u.sample != sample.utterance.sample for u in d.utterances)
+                if d.prompt == sample.columns.values["prompt"]
+                and all(u.sample != sample.utterance.sample for u in d.utterances)
             ]
             assert len(last) == 2 and read == [u.prompt_ids for u in last]
 
@@ -117,7 +118,7 @@ def test_an_answer_without_another_dialogue_is_counted(tmp_path):
     batch.dialogues = [d for d in batch.dialogues if d.rollout == 0 or d.prompt > 0]
     batch = trainer.advantage(batch)
     assert batch.metrics["ann/distill/share"] == 6 / 7
-    assert [s.token_scores for s in batch.samples["ann"] if s.columns.prompt == 0] == [None, None]
+    assert [s.token_scores for s in batch.samples["ann"] if s.columns.values["prompt"] == 0] == [None, None]
 
 
 def test_another_agent_teaches_where_it_first_speaks(tmp_path):
@@ -125,7 +126,7 @@ def test_another_agent_teaches_where_it_first_speaks(tmp_path):
     batch = played(trainer)
     assert batch.metrics["ann/distill/share"] == 1.0 and batch.metrics["bob/distill/share"] == 0.0
     (rows, samples) = batch.token_batches["ann"], batch.samples["ann"]
-    row = next(i for i, n in enumerate(rows.sample.tolist()) if samples[n].columns.turn == 0)
+    row = next(i for i, n in enumerate(rows.sample.tolist()) if samples[n].utterance.turn == 0)
     sample = samples[int(rows.sample[row])]
     taught = logprobs_alone(
         trainer.team.policies["bob"], sample.prompt_ids, sample.response_ids, trainer.args.temperature

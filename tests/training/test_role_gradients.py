@@ -41,7 +41,7 @@ def with_advantages(trainer):
     """An update's batch with advantages of the test's own, three times as large for ann."""
     batch = played(trainer)
     (rows,) = batch.token_batches.values()
-    agents = [batch.samples["one"][n].columns.agent for n in rows.sample.tolist()]
+    agents = [batch.samples["one"][n].utterance.agent for n in rows.sample.tolist()]
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(rows.advantages.shape, generator=generator) * rows.sampled_mask
     rows.advantages = drawn * torch.tensor([3.0 if agent == "ann" else 1.0 for agent in agents]).unsqueeze(1)
