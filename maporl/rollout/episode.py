@@ -93,9 +93,8 @@ class SpeakerSpec:
                 "add it to protocol.ignore"
             )
         asked = ask.sampling.at(turn) if ask.sampling is not None and self.policy(turn) in self.learning else {}
-        run = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k}
         drawn = self.sampling and self.sampling.at(None, ask.role or self.role, turn, decoding)
-        run |= drawn.at(turn) if drawn else {}
+        run = vars(decoding) | (drawn.at(turn) if drawn else {})
         for name, value in asked.items():
             if name in run and name not in ("stop", "max_tokens") and value != run[name]:
                 whys.append(

@@ -82,7 +82,7 @@ class Voice:
         """Return how an answer is drawn: as ``sampling`` says, and else as ``decoding`` and ``max_tokens`` of the run
         do."""
         strings = () if self.stop_strings is None else self.stop_strings.strings
-        run = Draw(max_tokens, decoding.temperature, decoding.top_p, decoding.top_k, strings, self.stop_ids)
+        run = Draw(max_tokens, **vars(decoding), stop=strings, stop_ids=self.stop_ids)
         return run if sampling is None else replace(run, **sampling.at(0))
 
     @cached_property

@@ -8,6 +8,7 @@ from recipe_rollouts import rollout_of
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.advantages import AdvantageConfig, TurnBatch, estimate
+from maporl.advantages.batch import COLUMNS
 from maporl.errors import ConfigError
 from maporl.methods.m_grpo import Align
 from maporl.training.assign import turn_shares, unpaid
@@ -145,6 +146,11 @@ def columns_of(*turns):
         u.id = u.order = number
     dialogue = Dialogue(Example("e", "q", "a"), said)
     return [Columns.of(dialogue, u, names_of(dialogue), "ann") for u in said]
+
+
+def test_a_sample_has_a_value_for_each_column_but_those_that_are_rows():
+    [columns] = columns_of([3])
+    assert {*columns.values, "parent", "caller"} == {*COLUMNS}
 
 
 def test_a_row_has_its_share_of_the_tokens_of_its_turn():

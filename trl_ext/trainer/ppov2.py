@@ -286,8 +286,7 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
         prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
         self._check_prompts(prompts)
         strings = tuple(self.args.stop_strings or ())
-        most, temperature = self.args.response_length, decoding.temperature
-        draw = Draw(most, temperature, decoding.top_p, decoding.top_k, strings, self._stop_ids)
+        draw = Draw(self.args.response_length, **vars(decoding), stop=strings, stop_ids=self._stop_ids)
         first = self.episodes + distributed.rank() * self.args.local_batch_size
         requests = [
             TokenRequest(learner.name, prompt.ids, draw, (self.args.seed, first + number), label=f"completion {number}")

@@ -68,6 +68,20 @@ def test_equal_values_for_each_row_are_bit_equal_to_one_value_for_all(tiny, temp
     assert sample(model, prompts, own, keys, tokenizer=tokenizer, **limits) == one
 
 
+def test_a_greedy_draw_is_cut_by_nothing():
+    assert Draw(5, 0.7, 0.9, 20).decoding == Decoding(0.7, 0.9, 20)
+    assert Draw(5, 0.0, 0.9, 20).decoding == Decoding(0.0)
+
+
+def test_without_one_of_the_keys_all_random_numbers_are_of_torchs_state(tiny):
+    model, _ = build_any(tiny, "llama")
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(sample(model, [[3, 4], [5, 6]], Draw(20), [("a",), None]))
+    assert found[0] == found[1] and found[0][0].ids != found[2][0].ids
+
+
 def test_a_longer_limit_draws_the_same_first_tokens(tiny):
     model, _ = build_any(tiny, "llama")
     long, short = Draw(12, 1.0), Draw(4, 1.0)
