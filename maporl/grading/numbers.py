@@ -6,7 +6,9 @@ from fractions import Fraction
 
 LONGEST_ANSWER = 1000
 """The most characters of an answer that is read."""
-_APPROXIMATELY = re.compile(r"(?:(?:about|approximately|around|roughly|exactly|only|just)\s|≈|~|\\approx\b)\s*", re.I)
+_APPROXIMATELY = re.compile(
+    r"(?:(?:(?:about|approximately|around|roughly|exactly|only|just)\s|≈|~|\\approx\b)\s*)+", re.I
+)
 _LETTERS = "[A-Za-zÀ-ÖØ-öø-ÿ]"
 CURRENCIES = "$€£¥₹₩₽"
 _CODES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹", "Rs": "₹", "Rs.": "₹"}
@@ -52,16 +54,18 @@ _SHORT_UNITS = frozenset(  # units of two letters, and units of three that may f
         "hrs lbs min sec mph kmh kph kwh gal usd eur gbp"
     )
 )
-_NO_UNIT = re.compile(
-    f"(?:{'|'.join([*_SMALL, *_TENS, *_MAGNITUDES, *_PARTS])}|halves|eleventh|twelfth|twentieth|hundredth|thousandth"
-    "|millionth|billionth|score|gross|lakh|crore|mil|mille|tausend"
-    "|millones|millionen|milliard|doubled?|twice|tripled?|thrice|halved|quadrupled?|nil|nought|infinity"
+_NO_UNIT = re.compile(  # a word of arithmetic in the plural is a noun, such as points and roots
+    f"(?:{'|'.join([*_SMALL, *_TENS, *_MAGNITUDES, *_PARTS])}|eleventh|twelfth|twentieth|hundredth|thousandth"
+    "|millionth|billionth|lakh|crore|mil|mille|milliard|score|pair|couple|permille|promille)s?"
+    "|halves|gross|tausend|millones|millionen|doubled?|twice|tripled?|thrice|halved|quadrupled?|nil|nought|infinity"
     "|plus|minus|times?|over|divided|multiplied|added|subtracted|squared|cubed|factorial|root|sqrt|modulo|mod|power|raised"
     "|point|negative|positive|below|under|sin|cos|tan|log|exp|alpha|beta|gamma|theta|lambda|omega|and|but|not|nor|n?either"
     "|both|versus|then|instead|rather|wait|actually|correction|sorry|never|cannot|unless|except|without|wrong|incorrect"
-    "|false|untrue|because|since|if|when|where|while|which|that|therefore|hence|thus|however|although|maybe|perhaps|possibly|too|than|equals?"
-    "|less|fewer|pair|couple|permille|promille)s?"
+    "|false|untrue|because|since|if|when|where|while|which|that|therefore|hence|thus|however|although|maybe|perhaps"
+    "|possibly|too|than|equals?|less|fewer"
 )
+# "5 times" answers how often where no other number follows
+_ALONE = re.compile(r"(?:times?|point)(?=$| an? (?:hour|day|week|month|year)\b| (?:per|in total|altogether)\b)")
 
 
 def number(text: str) -> Fraction | None:
@@ -279,7 +283,7 @@ def _scale(unit: str, attached: bool) -> int | None:
         elif len(word) == 2:
             fits = lower in _SHORT_UNITS
         else:
-            fits = not _NO_UNIT.fullmatch(lower) or unit.strip() == "times"  # "5 times" answers how often
+            fits = not _NO_UNIT.fullmatch(lower) or (place == 0 and _ALONE.match(unit.strip()))
         if attached and place == 0 and len(word) < 4:
             fits = lower in _SHORT_UNITS
         if not fits:
@@ -337,13 +341,10 @@ def surrounds(words: str, before: bool) -> bool:
     >>> surrounds("eggs a day", False), surrounds("or so", False)
     (True, False)
     """
-    words = words.replace("left over", "left")
-    if not is_prose(words):
-        return False
-    kept = [word.lower() for word in re.findall(r"[^\W\d_]+", words) if word.lower() not in _KEEP]
-    if before:
-        return not any(_NO_UNIT.fullmatch(word) for word in kept)
-    return not any(_NO_UNIT.fullmatch(word) or (len(word) < 3 and word not in _SHORT_UNITS) for word in kept)
+    words = re.sub(rf"\bleft over\b|^ {_ALONE.pattern}", "left", words)
+    kept = [word for word in re.findall(r"[^\W\d_]+", words.lower()) if word not in _KEEP]
+    short = [] if before else [word for word in kept if len(word) < 3 and word not in _SHORT_UNITS]
+    return is_prose(words) and not short and not any(map(_NO_UNIT.fullmatch, kept))
 
 
 def is_prose(words: str) -> bool:
