@@ -3,7 +3,7 @@ r"""Grading: find the final answer of a text, bring it into one form, and compar
 What stands in a thought, such as ``<think>...</think>``, does not count. A thought that is cut off goes on to the end.
 
 The grammar of a final answer is strict. The first of these forms that a text has counts, and of that form the *last*
-one:
+one, unless a later one of another form tells another answer of its kind, which counts instead:
 
 1. ``\boxed{...}`` or ``\fbox{...}`` with balanced braces, or ``\boxed5``; an empty box does not count, and neither does
    one whose value what stands beside it changes, denies or takes back; a text whose last box is cut off has no answer;
@@ -102,7 +102,7 @@ _AFTERTHOUGHT = re.compile(
     r"(?:[a-z]{2,}|I|[$€£₹]?\d[\d.,]*)\s(?![-+*/=])[^()]*\)$"
 )
 _REASON = re.compile(
-    r"(?s)(?:,\s*|\s)(?:because|since)\s+\S.*|,\s*as\s(?!I\b).*|,\s*(?:and\s+)?not\s+(?:[A-Z]|[$€£]?\d)[^,;]*$|,\s*(?:al)?though\s.*"
+    r"(?s)(?:,\s*|\s)(?:because|since)\s+\S.*|,\s*as\s(?!I\b).*|(?:,|\s\(|\s[—–])\s*(?:and\s+)?(?:not|rather\sthan|instead\sof)\s+(?:[A-Z]|[$€£]?\d)[^,;()]*\)?$|,\s*(?:al)?though\s.*"
     r"|(?P<remark>(?:,|\s[—–-])?\s+for\s+(?:all|every|any|each|some|integers?|real|positive|\$?[A-Za-z]\s*(?:\\neq?\b|≠|[<>]|\\[gl]eq?\b)).*"
     r"|(?:,\s*|\s[—–-]\s+)(?:an?|the|who|which|where|with|assuming|exactly)\s.*)"
 )
@@ -110,7 +110,10 @@ _FORMS = re.compile(  # between two forms of one answer, of which the second one
     r"(?i)\s*(?:[,;]\s*)?(?:(?P<about>(?:\bwhich\s+is\s+|\bor\s+|\bi\.e\.,?\s+)?(?:≈|\\approx\b|\b(?:about|approximately|approx\b\.?|roughly)\s))"
     r"|(?P<same>(?:\bor,?\s+)?\bequivalently\b,?|\bi\.?\s?e\b\.?,?|(?<=[,;]\s)that\s+is\b,?|\bor\s+in\s+\w+\s+(?:notation|form)\b,?|\bwhich\s+(?:is|equals)\b)|\bor\b|=)\s*"
 )
-_IN_BRACKETS = re.compile(r"\s*\(((?:or|i\.?e|that is|equivalently|about|approximately)\b.*|[≈=].*|\\approx.*)\)$")
+_IN_BRACKETS = re.compile(
+    r"\s*\(((?:or|i\.?e|that is|equivalently|about|approximately)\b.*|[≈=].*|\\approx.*|"
+    r"(?P<again>[$€£]?\d[\d.,/]*%?(?:\s[a-z]+)?))\)$"
+)
 _ENDS_WITH_UNIT = re.compile(r"(?:%|[a-z]\}?(?:\^?[23²³])?)\W*$")
 _ASIDE = re.compile(r"\$[^$=]*\$|\\\([^=]*?\\\)|[$€£]?\d[\d.,%]*[a-z]{0,2}|\b(?:[b-zB-HJ-Z]|positive|two)\b|^[\s,—–-]+")
 _EMPHASIS = re.compile(
@@ -129,7 +132,10 @@ _TAKEN_BACK = re.compile(
     r"|false|mistaken|an?\s+(?:mistake|error))\b|\bi\s+(?:\w+\s+)?(?:made|had)\s+an?\s+(?:\w+\s+)?(?:mistake|error)|\bmy\s+mistake"
     r"|\bshould\s+(?:rather\s+|actually\s+)?(?:be|have\s+been)\W{1,4}\d|\bactually\b[^.\n]*\d"
 )
-_SUPPOSED = re.compile(r"\b(?:if|hope|whether|unless|once)\b[^.!?\n]*$", re.IGNORECASE)
+_SUPPOSED = re.compile(r"(?i)\b(?:if|hope|whether|unless|once|otherwise|without)\b(?:[^.!?\n]|\.(?=\d))*$")
+_PLAINLY = re.compile(
+    r"(?i)^(?!.*\b(?:check|verif|confirm|test)).*(?:^|\b(?:the|my|our|final|correct|so|thus|hence|therefore)|[^\x00-\x7f])\W*$"
+)
 _CORRECTED = re.compile(
     rf"(?i)(?:\b(?:be|been|is|are|equals?|gives?|get|read|correction)\b|['’]s\b|=)[\s:*$]*([-−]?[{CURRENCIES}]?\s?\d[\d,]*(?:\.\d+)?(?:/\d+)?)"
 )
@@ -203,9 +209,43 @@ def boxed(text: str, alone: bool = True) -> str | None:
         contents, start = [text[box[2] : box[3]].strip(), *contents], box[0]
     if alone and not _stands_alone(text, start, last[1], around[start], contents[-1]):
         return None
-    if all(content == contents[-1] or same_answer(content, contents[-1]) for content in contents):
-        return contents[-1]
-    return ", ".join(contents)
+    alike = all(content == contents[-1] or same_answer(content, contents[-1]) for content in contents)
+    told = contents[-1] if alike else ", ".join(contents)
+    return _at_last(text, last[1], told) if alone else told
+
+
+def _at_last(text: str, end: int, told: str) -> str:
+    r"""What ``text`` marks as its answer after ``end``, where ``told`` ends, if it is another one of its kind; else
+    ``told``. It is "" if this names several.
+
+    >>> [_at_last(f"7{rest}", 1, "7") for rest in (" weeks. The answer is 49 days", ". The answer is 7.0", "\n#### 8", ". If not, the answer is 8")]
+    ['49 days', '7', '8', '7']
+    >>> [_at_last(f"Bern. The answer is {rest}", 4, "Bern") for rest in ("Rome.", "**Bern**.", "clear.")]
+    ['Rome', 'Bern', 'Bern']
+    """  # noqa: E501
+    after = max(0, end - 80)  # the clause before a mark is a part of it
+    lines = [(at, line) for before, line, at in marked(text[after:]) if _PLAINLY.search(before) and _asserted(before)]
+    lines += [(head.start(1), head[1]) for head in _HEADED.finditer(text[after:]) if number(head[1]) is not None]
+    lines = [(start + after, line) for start, line in lines if start + after > end and "?" not in line]
+    kind = _kind(told) if lines else None
+    for start, line in sorted(lines, reverse=True):
+        line = trim(_REASON.split(_EMPHASIS.sub(r"\2", trim(_first_sentence(line))))[0])
+        said = _read_candidate(line)
+        if said == "" and (first := _NUMBER.match(plain(line))) and not _HEDGED.search(line):
+            said = first[0]  # as in "5 of the 8 slices"
+        said = line if said is None else said
+        if kind and (not said or _kind(said) == kind) and not _SUPPOSED.search(text[max(end, start - 200) : start]):
+            tree = reading(right_hand_side(told))
+            names = said and tree is None and (normal(said) in normal(told) or normal(told) in normal(said))
+            rounded = said and tree and "." not in told and _rounds_to(tree[0], f"≈{said}")
+            return told if names or rounded or same_answer(said, told) else said
+    return told
+
+
+def _kind(text: str) -> object:
+    """How ``text`` is read: as an option, a moment, mathematics or a name. Only answers of one kind are compared."""
+    text = trim(plain(right_hand_side(text)))
+    return next((read for read in (option, moment_of, reading, _PROPER.fullmatch) if read(text)), None)
 
 
 def _stands_alone(text: str, start: int, end: int, brace: int, content: str) -> bool:
@@ -310,9 +350,8 @@ def label_of(given: str) -> tuple[str, str | None]:
     """
     if "####" in given:
         return without_thousands(given.rsplit("####", 1)[-1].strip()), given
-    box = boxed(
-        given, alone=False
-    )  # an author's box is the answer to the question, as in \boxed{19}x^3 for a coefficient
+    # an author's box is the answer to the question, as in \boxed{19}x^3 for a coefficient
+    box = boxed(given, alone=False)
     if box is not None:
         whole = re.fullmatch(r"[\s$]*\\(?:boxed|fbox)\s*\{?(.*?)\}?[\s$.]*", given, re.DOTALL)
         return box, None if whole and whole[1].strip() == box else given
@@ -648,17 +687,20 @@ def marked(text: str) -> list[tuple[str, str, int]]:
         elif mark[0][:1] == "<" and all(map(is_mathematics, line.split("\n"))):
             line = ", ".join(line.split("\n"))
         line = line.split("\n", 1)[0]
-        line = (
-            line[1:].split(line[0], 1)[0]
-            if line[:1] in ("'", '"')
-            else line.split("|", 1)[0]
-            if "|" in mark[0]
-            else line
-        )
+        line = line.split("|", 1)[0] if "|" in mark[0] else line
+        if quoted := _QUOTED.match(line):
+            ends = mark[0].rstrip(": ").endswith(("'", '"')) or _EXPLAINED.fullmatch(
+                line, quoted.end()
+            )  # a key of JSON
+            line = quoted[2] if ends else quoted[2] + line[quoted.end() :]
         pairs.append((CLAUSES.split(before)[-1], line, mark.end()))
     return pairs
 
 
+_QUOTED = re.compile(r"""(["'“])(.*?)(?:(?:\1|”)(?!\w)|$)""")
+_EXPLAINED = re.compile(
+    rf"""(?i:[\s.]*|(?:[:;]|\s[—–-]|,?\s(?:because|since|as|by))\s(?:(?!["“']|{_AFFIRMED.pattern[4:]}).)*)"""
+)
 _ITEM = re.compile(r"^(?:[-*•]|\d+[.)])[ \t]+")
 _ITEMS = re.compile(r"(?:(?:[-*•]|\d+[.)])[ \t]+[^\n]+(?:\n|$)){2,}")
 _DISPLAYED = re.compile(r"(?s)((?:[^\n]*\b(?:is|are))?):?\s*(\$\$.{1,400}?\$\$|\\\[.{1,400}?\\\])(?=[ .*]*(?:\n|$))")
@@ -677,7 +719,7 @@ def _last_candidate(text: str, candidates: Iterable[tuple[str, int]]) -> str | N
         written = _read_candidate(candidate)
         if written is not None:
             corrected = _corrected(text, end, written) if written and end < len(text) else None
-            return written if corrected is None else corrected
+            return _at_last(text, end, written) if corrected is None else corrected
     return None
 
 
@@ -685,7 +727,7 @@ def _read_candidate(candidate: str) -> str | None:
     written = candidate
     if len(candidate) <= LONGEST_MATHEMATICS and re.search(r"\*|__|</", candidate):
         written = _EMPHASIS.sub(r"\2", candidate)
-    written = trim(_AFTERTHOUGHT.sub("", _IN_BRACKETS.sub(r", \1", trim(written))))
+    written = trim(_AFTERTHOUGHT.sub("", _IN_BRACKETS.sub(_as_a_form, trim(written))))
     answer = right_hand_side(written)
     if _ENDS_WITH_UNIT.search(written) and (told := _one_of_its_forms(written)):
         return told
@@ -700,6 +742,17 @@ def _read_candidate(candidate: str) -> str | None:
         return _read_candidate(shorter)
     sentence = in_a_sentence(written) or in_a_sentence(candidate)
     return "" if sentence is None and _BEGINS_WITH_NUMBER.match(answer) else sentence
+
+
+def _as_a_form(bracket: re.Match[str]) -> str:
+    """A bracket at the end, such as "(90 minutes)", as another form if it measures what stands before it."""
+    first, again = bracket.string[: bracket.start()], bracket["again"] or ""
+    ratio = unit_ratio(again, first) if again and reading(first) else None
+    size = real_value(ratio) if ratio not in (None, 1) else None
+    exact = size and 1 in size[0].as_integer_ratio()  # an inch is no whole number of centimeters
+    if again and not exact and (ratio != 1 or " " in again.removesuffix(" percent")):
+        return bracket[0]
+    return f", i.e. {again}" if again else f", {bracket[1]}"
 
 
 def _without_reason(text: str) -> str:
@@ -819,6 +872,7 @@ def stated(text: str, truth: str) -> str | None:
     if not lines:
         return None
     line, start = lines[-1]
+    line = _at_last(text, start + len(line), line)
     readings = list(_readings(line.strip(), truth)) or [""]
     told = next((told for told in readings if same_answer(told, truth)), readings[0])
     return told if _corrected(text, start + len(told), "") is None else ""
@@ -827,10 +881,10 @@ def stated(text: str, truth: str) -> str | None:
 def _readings(line: str, truth: str) -> Iterator[str]:
     """What a line may tell: itself; the only thing of the kind of ``truth``; and in words, what it says of its subject,
     its subject, and what stands before a remark or in bold."""
-    right, tree = option(truth), reading(truth)
-    if not (right or tree or moment_of(truth)):
+    right, tree, moment = option(truth), reading(truth), moment_of(truth)
+    if not (right or tree or moment):
         yield trim(line)
-    if len(line) > LONGEST_MATHEMATICS or ((right or tree) and not re.search("[A-Za-z]{3}", line)):
+    if len(line) > LONGEST_MATHEMATICS or ((right or tree) and not (moment or re.search("[A-Za-z]{3}", line))):
         return
     whole = trim(_EMPHASIS.sub(r"\2", line))
     sentence = _first_sentence(whole)
@@ -840,7 +894,7 @@ def _readings(line: str, truth: str) -> Iterator[str]:
         alone = not right[1] and set(_LETTERS.findall(rest)) == {right[0]} and re.search("[a-z]{3}", before)
         if alone and leaves(before.rstrip("([ "), after.lstrip(")]. ")) and not is_hedged(after.lstrip(")].,: ")):
             yield right[0]
-    elif moment := moment_of(truth):
+    elif moment:
         found, before, after = moments(sentence)
         alike = all(same_moment(one, moment) and (one[-1] or not moment[-1]) for one in found)
         yield from [truth] if found and alike and leaves(before, after) else ()
@@ -862,7 +916,10 @@ def _readings(line: str, truth: str) -> Iterator[str]:
         says, subject = _PREDICATE.fullmatch(head), _SUBJECT.fullmatch(head)
         before, itself, after = unfold(sentence).partition(normal(truth) if _WHOLLY.match(normal(truth)) else "\0")
         yield from [truth] if itself and re.fullmatch(r"s?(?!\w)\D*", after) and leaves(before, after) else ()
-        yield _ARTICLE.sub("", says["told"] if says and _introduces(says["before"]) else head)
+        predicate = says["told"] if says and _introduces(says["before"]) else head
+        yield _ARTICLE.sub("", predicate)
+        if (by := _BY.fullmatch(predicate)) and leaves(by[1], "") and not re.search(r"\band (?:it|s?he|they)\b", head):
+            yield by[2]
         if subject and not (_HEDGED.search(subject[2]) or _RIVAL.search(subject[2])):
             yield subject[1]
         if bold and leaves(bold[1], bold[3]) and not _RIVAL.search(bold[3]):
@@ -899,6 +956,10 @@ _ALTERS = re.compile(
     r"|each|every)\b|\b(?:of|to|past|till)\s+(?:the\s+)?\n|\n['’]s\b|\n.*\b(?:so|hence|thus)\b"
 )
 _ARTICLE = re.compile(r"(?:on |in )?(?:an? |the )?", re.IGNORECASE)
+_BY = re.compile(  # a passive, and when or where it was
+    r"((?:[a-z][a-z-]*\s){1,3}by)\s(.+?)(?:,?\s(?:in|on|at|around|about|during)(?:\s(?:the|early|late|of|[A-Z]\w*|\d\w*))+)*"
+)
+_PROPER = re.compile(r"(?i:yes|no|true|false)|[A-Z][\w'’.-]*(?:\s(?:(?:of|the|de|van|von)\s)?[A-Z][\w'’.-]*)*")
 _VERDICT = re.compile(r"(yes|no|true|false)\b\s*[,.;:!—–(-]\s*(.*)", re.IGNORECASE | re.DOTALL)
 _SUBJECT = re.compile(r"(.{1,40}?)\s+(?:is|was|has|had|won|wins|will|does|did|gets|got|comes)\s+(.*)", re.DOTALL)
 _RIVAL = re.compile(r"(?<!\bof )\b[A-Z][a-z]|\b(?:than|first|second|third|last|less|more|before|after)\b")

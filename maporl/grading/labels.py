@@ -55,7 +55,8 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     mention = re.compile("|".join(rf"(?<![^\W_])(?<!-){re.escape(label.lower())}(?![^\W_]|-)" for label in labels))
     text = spoken(text)[-LONGEST_TEXT:]
     where = boxed(text)
-    told = [f"{before} {written}" for before, written, _ in marked(text)] if where is None else [where]
+    after = text if where is None else text.rpartition(where)[2]  # a later statement outweighs a box
+    told = [where or "", *(f"{before} {written}" for before, written, _ in marked(after))]
     for answers in (told, [_as_nouns(answer.lower(), labels) for answer in told]):
         if named := [answer for answer in answers if mention.search(answer.lower())]:
             break

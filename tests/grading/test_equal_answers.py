@@ -236,6 +236,67 @@ def test_these_ways_open_no_gap():
         assert grade_benchmark(text, label).correct is False, text
 
 
+FAMILIES = {
+    "a word of arithmetic in the plural is a noun, and one that counts stands alone": [
+        ("75", ["The answer is 75 points.", "Final Answer: The average is 75 points.", "Answer: 75 marks", "Answer: 75 goals", r"\boxed{75 \text{ points}}"],
+         ["Answer: 75 points less", "Answer: 75 pairs", "Answer: 75 dozens", "Answer: 75 halves", "Answer: 75 quarters", "Answer: 75 thirds", "Answer: 75 points out of 100"]),
+        ("900", ["Answer: 75 dozens"], ["Answer: 900 dozens"]), ("3", ["Answer: It has 3 roots.", "Answer: 3 positives"], ["Answer: 3 root", "Answer: 3 squared"]),
+        ("1", ["Answer: He has 1 point."], ["Answer: 1 point five", "Answer: It is 1 point 1"]),
+        ("5", ["Answer: He went 5 times.", "Answer: 5 times a week", "Answer: He went 5 times a week."], ["Answer: It is 5 times 5", "Answer: 5 times five", "Answer: 5 times a number"]),
+        ("3%", [r"\boxed{3 \text{ percentage points}}"], [r"\boxed{3 \text{ basis points}}"]),
+    ],
+    "a later marked statement outweighs a box or a head": [
+        ("7", [r"\boxed{7 \text{ weeks}} That is, the final answer is 49 days.", r"\boxed{7}. The answer is 7 because 3+4=7.", r"\boxed{7} is the answer.", r"The answer is $\boxed{7}$",
+               r"the final answer is: $\boxed{7}$. I hope it is correct.", r"The answer is 8. \boxed{7}", r"\boxed{7}. The answer is 7 of the 8 slices.", r"\boxed{7}. The answer is clear.",
+               r"\boxed{7}. If we had 2.5 more, the answer is 9.5.", r"\boxed{7}. A tempting answer is 9.", r"\boxed{7}. I don't think the answer is 9.", "\\boxed{7}\n#### Method 2",
+               "#### 7\nThe answer is 7 apples.", r"\boxed{7}. Is it chance that the answer is 8?", r"\boxed{7}. We check our answer: $8+1=9$.", r"\boxed{7}. Answer: She has 7 apples."],
+         [r"\boxed{7 \text{ weeks}} So he needs 49 days. The final answer is 49.", r"\boxed{7}. The answer is 8.", r"\boxed{7}. The answer is 7 or 8.", "\\boxed{7}\n#### 8", "#### 7\nThe answer is 8.",
+          "\\boxed{7}\n<answer>8</answer>", "\\boxed{7}\n**Final Answer**\n8", r"\boxed{7}. The answer is 8, not 7.", r"\boxed{7}. Therefore, the answer is $x=8$."]),
+        ("49", [r"\boxed{7 \text{ weeks}} So he needs 49 days. The final answer is 49.", "#### 5\n\\boxed{7}. The answer is 49."], [r"The answer is 49. \boxed{7}"]),
+        (r"\sqrt2", [r"\boxed{\sqrt2}. The answer is about 1.41."], [r"\boxed{\sqrt2}. The answer is 1.42.", r"\boxed{\sqrt2}. The answer is $2\sqrt2$."]),
+        ("B", [r"\boxed{B}. The answer is (B) Paris.", r"\boxed{B}. The answer is 12."], [r"\boxed{B}. The correct option is (C)."]),
+        ("Paris", [r"\boxed{\text{Paris}}. The answer is a city.", "#### Paris\nThe answer is Paris."], [r"\boxed{\text{Paris}}. The answer is Lyon.", "#### Paris\nThe answer is Lyon."]),
+        ("Yes", [r"\boxed{\text{Yes}}. The answer is yes."], [r"\boxed{\text{Yes}}. The answer is no."]),
+    ],
+    "what follows a quotation belongs to the statement": [
+        ("No", ['The answer is "no".', 'The answer is "No", because 9 is odd.', '{"answer": "No", "why": "9 is yes"}', "The answer is 'no'.", 'The answer is “no”.', 'Answer: "No": 9 is odd'],
+         ['So the final answer is "no" in some cases and "yes" in others.', 'Answer: "No" for x < 0 and "yes" for x > 0.', 'Answer: "no" or "yes"', "Answer: 'no' in some cases and 'yes' in others.",
+          'Answer: “no” in some cases and “yes” in others.', 'Answer: "No" is wrong.', 'Answer: "no" sometimes', 'Answer: "No", it is "yes".']),
+        ("18", ['Answer: "18"', '{"answer": "18", "unit": "cm"}', 'Answer: "18" dollars'], ['Answer: "18" or "19"', 'Answer: "18" times 2', "Answer: '18' minus 3"]),
+        ("Emma", ['Answer: "Emma" by Jane Austen', "Answer: “Emma” by Jane Austen"], ['Answer: "Emma" or "Persuasion"', 'Answer: "Emma" in some editions and "Ann" in others']),
+    ],
+    "a time, a date or a quantity in two forms": [
+        ("14:30", ["The answer is 2:30 PM (14:30).", "Answer: 14:30 (2:30 PM)", r"\boxed{2:30 PM (14:30)}"], ["Answer: 2:30 PM (15:30)", "Answer: 14:30 (3:30 PM)", "Answer: 14:30 (2:30 AM)"]),
+        ("2021-05-03", ["Answer: 3 May 2021 (2021-05-03)", "Answer: 2021-05-03 (3 May 2021)"], ["Answer: 3 May 2021 (2021-05-04)", "Answer: 4 May 2021 (2021-05-03)"]),
+        ("1.5 hours", ["Answer: 1.5 hours (90 minutes)", "Answer: 90 minutes (1.5 hours)"], ["Answer: 1.5 hours (95 minutes)", "Answer: 95 minutes (1.5 hours)"]),
+        ("0.5", ["Answer: 1/2 (0.5)", "Answer: 1/2 (50%)", "Answer: 50% (1/2)"], ["Answer: 1/2 (0.6)", "Answer: 1/2 (60 percent)"]),
+        ("5", ["Answer: 5 cm (2 inches)", "Answer: 5 pies (40 slices)", "Answer: 5 hours (30 minutes each)"], ["Answer: 5 hours (200 minutes)"]),
+    ],
+    "what is not the answer, and by whom": [
+        ("Canberra", ["Answer: Canberra (not Sydney)", "Answer: Canberra, not Sydney", "Answer: Canberra — not Sydney", "Answer: The capital is Canberra (not Sydney)."],
+         ["Answer: Sydney (not Canberra)", "Answer: not Canberra (Sydney)", "Answer: Canberra (not sure)", "Answer: Canberra (Sydney, not Canberra)"]),
+        ("5", ["Answer: 5 (not 6)"], ["Answer: 6 (not 5)"]), ("B", ["Answer: B (not C)"], ["Answer: C (not B)"]),
+        ("Paris", ["The answer is Paris (France)."], ["The answer is Paris, Lyon."]),
+        ("Albert Einstein", ["Answer: The theory was proposed by Albert Einstein in 1905.", "Answer: It was first proposed by Albert Einstein, in Bern in 1905.", "Answer: In 1905 it was proposed by Albert Einstein."],
+         ["Answer: It was not proposed by Albert Einstein in 1905.", "Answer: It was proposed by Lorentz and refined by Albert Einstein in 1905.", "Answer: Lorentz proposed it and it was refined by Albert Einstein.",
+          "Answer: It was proposed by a student of Albert Einstein in 1905.", "Answer: It was proposed by Albert Einstein and Lorentz in 1905.", "Answer: It was proposed by Albert Einstein in 1905, Lorentz in 1904."]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_of_statements_and_their_wrong_twins(family):
+    rows = FAMILIES[family]
+    assert [text for label, right, _ in rows for text in right if not grade_benchmark(text, label).correct] == []
+    assert [text for label, _, wrong in rows for text in wrong if grade_benchmark(text, label).correct] == []
+
+
+def test_a_later_statement_outweighs_a_boxed_label():
+    labels = ("entailment", "neutral", "contradiction")
+    assert find_label(r"\boxed{entailment}. The answer is neutral.", labels) == "neutral"
+    assert find_label(r"The answer is neutral. \boxed{entailment}", labels) == "entailment"
+
+
 def test_what_stands_beside_a_box_may_change_or_deny_it():
     assert [text for text in UNREAD if grade_benchmark(text, "5").correct] == []
     assert [text for text in READ if not grade_benchmark(text, "5").correct] == []
