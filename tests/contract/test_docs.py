@@ -21,9 +21,8 @@ import pytest
 import thread_cluster
 import typer
 import yaml
-from folders import ROOT
+from folders import ROOT, blocks
 from packaging.requirements import Requirement
-from pages import blocks
 
 import maporl
 import trl_ext

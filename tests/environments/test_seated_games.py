@@ -270,7 +270,7 @@ class TestPettingZoo:
             game.step({1: "0"})
 
     def test_functions_of_the_user_show_and_read(self):
-        options = {"show": "shown_games:cells", "parse": "shown_games:last_digit"}
+        options = {"show": "played_games:cells", "parse": "played_games:last_digit"}
         lines = iter(["I take 4.", "4? No: 5", "nothing"])
         outcome, said = play(PlayGame("pettingzoo", options=options), 2, lambda ask, rng: next(lines))
         assert [u.heard for u in said] == ["player_1: 9 free", "player_2: 8 free", "player_1: 7 free"]
@@ -283,11 +283,11 @@ class TestPettingZoo:
             ({}, 3, r"classic/tictactoe-v3 has 2 seats, player_1, player_2, but 3 agents play"),
             ({"actions": ["a", "b"]}, 2, r"actions: expected 9 names, got 2"),
             (
-                {"show": "shown_games:broken"},
+                {"show": "played_games:broken"},
                 2,
-                r"show: shown_games:broken failed: .*shown_games.py, line \d+: KeyError",
+                r"show: played_games:broken failed: .*played_games.py, line \d+: KeyError",
             ),
-            ({"show": "shown_games:number"}, 2, r"show: shown_games:number returned 3, expected a text"),
+            ({"show": "played_games:number"}, 2, r"show: played_games:number returned 3, expected a text"),
             ({"options": {"colour": 3}}, 2, r"cannot be made with api aec: TypeError"),
         ],
     )
@@ -297,9 +297,9 @@ class TestPettingZoo:
 
     def test_functions_that_do_not_fit_are_refused_before_the_game(self):
         with pytest.raises(ValueError, match="nobody"):
-            PlayGame("pettingzoo", options={"show": "shown_games:nobody"})
+            PlayGame("pettingzoo", options={"show": "played_games:nobody"})
         with pytest.raises(ValueError, match=r"expected a function of \(observation, agent\)"):
-            PlayGame("pettingzoo", options={"show": "shown_games:last_digit_of"} | {"show": "random:random"})
+            PlayGame("pettingzoo", options={"show": "played_games:last_digit_of"} | {"show": "random:random"})
 
     def test_a_missing_package_is_named(self, monkeypatch):
         monkeypatch.setattr("maporl.integrations.petting_zoo.find_spec", lambda name: None)

@@ -137,7 +137,7 @@ def test_names_of_actions_that_no_answer_can_say_are_refused_before_the_game(gam
     with pytest.raises(ValueError, match=words):
         PlayGame(game, options={"actions": actions})
     if game == "pettingzoo" and actions[0] == "go left":
-        PettingZoo(actions=actions, parse="shown_games:last_digit")  # the user's function reads
+        PettingZoo(actions=actions, parse="played_games:last_digit")  # the user's function reads
 
 
 class Echo(gymnasium.Env):

@@ -11,8 +11,7 @@ from datasets import Dataset
 from tool_models import characters
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from trl_environments import Dice, Notes, Shop, Wordle
-from trl_tool_calls import TEMPLATE, tool_call
+from trl_environments import TEMPLATE, Dice, Notes, Shop, Wordle, tool_call
 
 from maporl.environments.base import Environment, Tool, as_result
 from maporl.environments.trl import TRLEnvironment, is_trl_class

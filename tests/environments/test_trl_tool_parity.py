@@ -6,7 +6,7 @@ from datasets import Dataset
 from tool_models import characters
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from trl_tool_calls import TEMPLATE, tool_call
+from trl_environments import TEMPLATE, tool_call
 
 from maporl import Agent, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.config.schema import AdvantageConfig, BranchingSection

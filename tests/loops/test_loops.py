@@ -691,7 +691,7 @@ def test_a_loop_that_is_killed_in_any_part_ends_as_one_that_is_not(tmp_path):
     for number, part in enumerate(parts):
         partial = (run / part).parent / f".partial-{Path(part).name}"
         more = ["--resume"] if number else []
-        done = processes.run([SUPPORT / "killed_at_rename.py", partial, "train", file, "-q", *more])
+        done = processes.run([SUPPORT / "killed_at.py", "rename", partial, "train", file, "-q", *more])
         assert done.returncode == -9, done.stderr
         assert not (run / part).exists() and all((run / earlier).is_dir() for earlier in parts[:number])
     done = processes.run(["-m", "maporl", "train", str(file), "-q", "--resume"])

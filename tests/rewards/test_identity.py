@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from fake_verifiers import CHATS, TRUTHS, Fake, client, ready, serve, wait_for
+from served_verifiers import CHATS, TRUTHS, Fake, client, ready, serve, wait_for
 from tiny_run import config_of, start
 
 from maporl.config.schema import TinySection

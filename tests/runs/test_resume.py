@@ -12,7 +12,7 @@ import pytest
 import torch
 from fast_cases import some
 from notebook_runs import names
-from stopping import StopAfter
+from one_policy import StopAfter
 from tiny_run import assert_same_end, config_of, end_of, start
 from typer.testing import CliRunner
 

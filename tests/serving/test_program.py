@@ -19,8 +19,7 @@ import pytest
 from asked_programs import EXAMPLE, TASK, Script, ask, assistant, driver_of, play, post, user
 from auctions import EXAMPLES, buys, by_turns, spec
 from auctions import driver_of as auction
-from folders import ROOT
-from pages import blocks
+from folders import ROOT, blocks
 
 from maporl import Program
 from maporl.config.call_options import CallLimits, CallTexts

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from checked_cluster import check_cluster
+from thread_cluster import check_cluster
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, LlamaConfig
 from typer.testing import CliRunner
 

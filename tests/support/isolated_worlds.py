@@ -1,5 +1,6 @@
 """Environments that count, block, crash and draw, for tests of ``isolate: process``."""
 
+import asyncio
 import os
 import random
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from maporl import Environment, Result, Tool
 
@@ -119,3 +121,41 @@ class Mute(Environment):
             return "a shelf"
 
         return [Tool.of(look)]
+
+
+def wait_for_ever():
+    waits = Path(os.environ["WAITS_HERE"])
+    metrics = waits.with_name("run") / "metrics.jsonl"
+    if metrics.exists() and len(metrics.read_bytes().splitlines()) >= 3:
+        waits.touch()
+        time.sleep(3600)
+
+
+def plain(completions, **columns):
+    wait_for_ever()
+    return [1.0] * len(completions)
+
+
+async def awaited(completions, **columns):
+    """Blocks in a thread that the end of the interpreter waits for."""
+    await asyncio.to_thread(wait_for_ever)
+    return [1.0] * len(completions)
+
+
+class World(Environment):
+    def reset(self, seed, row):
+        wait_for_ever()
+
+    def tools(self, agent):
+        return []
+
+
+class WorldThatCloses(Environment):
+    def reset(self, seed, row):
+        pass
+
+    def tools(self, agent):
+        return []
+
+    def close(self):
+        wait_for_ever()

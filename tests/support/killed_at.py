@@ -1,6 +1,7 @@
-"""Run ``maporl`` and end this process with SIGKILL just before its N-th change to a folder.
+"""Run ``maporl`` and end this process with SIGKILL just before its N-th change to a folder, or before a file is renamed.
 
     python tests/support/killed_at.py N FOLDER train CONFIG ...
+    python tests/support/killed_at.py rename PATH loop CONFIG ...
 
 A change is the opening of a file for writing, or a new name, or the removal of one. The Python interpreter reports each
 of them to an audit hook before it happens.
@@ -15,11 +16,16 @@ CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.syml
 
 
 def main():
-    number, folder = int(sys.argv[1]), os.path.abspath(sys.argv[2])
+    number, folder = sys.argv[1], os.path.abspath(sys.argv[2])
+    path_given = sys.argv[2]
     seen = 0
 
     def audit(event, arguments):
         nonlocal seen
+        if number == "rename":
+            if event == "os.rename" and os.fsdecode(arguments[0]) == path_given:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return
         if event == "open":
             path, _, flags = arguments
             if not isinstance(path, str | bytes) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
@@ -31,7 +37,7 @@ def main():
         if not os.path.abspath(os.fsdecode(path)).startswith(folder):
             return
         seen += 1
-        if seen == number:
+        if seen == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)

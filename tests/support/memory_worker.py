@@ -1,5 +1,5 @@
-"""What one of two processes keeps of a bfloat16 policy and its reference; started by
-tests/trl_ext/sharding/test_strategy_memory.py.
+"""What one of two processes keeps of a bfloat16 policy and its reference, or of a team with frozen models where
+``FOLDER/config.json`` is its configuration; started by test_strategy_memory.py and test_team_memory.py.
 
     python tests/support/memory_worker.py FOLDER
 
@@ -17,13 +17,17 @@ import torch
 from accelerate import Accelerator
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from maporl.config import parse_config
 from maporl.config.schema import TinySection
+from maporl.runs.build import build_trainer
+from maporl.team import loading
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config
 from trl_ext.learning import policy
 from trl_ext.learning.checkpoint import Learners, load_checkpoint, write_checkpoint
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import Policy
+from trl_ext.models.forward import base_of
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.process import distributed
 
@@ -64,12 +68,9 @@ def rows_of(learner: Learner):
     return rows
 
 
-def main() -> None:
-    if "ACCELERATE_USE_DEEPSPEED" in os.environ:
-        from distributed_worker import skip_compilation
-
-        skip_compilation()
-    folder, found = Path(sys.argv[1]), {}
+def keep_policy(folder: Path) -> None:
+    """What is kept of one policy and its reference."""
+    found = {}
     whole = learner_of(folder, main_only=False)
     whole.reference.to("cpu")
     expected = whole.reference_logprobs(rows_of(whole))
@@ -115,6 +116,46 @@ def main() -> None:
     found["strategy"] = type(learner.strategy).__name__
     (folder / f"rank{distributed.rank()}.json").write_text(json.dumps(found))
     distributed.shutdown()
+
+
+def keep_team(folder: Path) -> None:
+    """What is kept of a team with frozen models."""
+    config = parse_config(json.loads((folder / "config.json").read_text()), "test")
+    places = []
+    read = loading.read_model
+
+    def noted(*args, **options):
+        model = read(*args, **options)
+        places.append(model.device.type)
+        return model
+
+    loading.read_model = noted
+    before = held()
+    trainer = build_trainer(config, quiet=True)
+    found = {"read": places, "strategy": type(trainer.learners["ann"].strategy).__name__}
+    bases = {id(base_of(p.model)): base_of(p.model) for p in trainer.team.policies.values()}
+    with trainer.whole_weights():
+        whole = dict(trainer.team.policies["cat"].model.named_parameters())
+        found["sum"] = sum(float(p.detach().double().abs().sum()) for p in whole.values())
+        parameters = sum(p.numel() for p in whole.values())
+    found["bases"] = len(bases)
+    found["built"] = (held() - before) / parameters
+    trainer.train()
+    found["trained"] = (held() - before) / parameters
+    with trainer.whole_weights():
+        after = trainer.team.policies["cat"].model.named_parameters()
+        found["sum after"] = sum(float(p.detach().double().abs().sum()) for _, p in after)
+    (folder / f"rank{distributed.rank()}.json").write_text(json.dumps(found))
+    distributed.shutdown()
+
+
+def main() -> None:
+    if "ACCELERATE_USE_DEEPSPEED" in os.environ:
+        from distributed_worker import skip_compilation
+
+        skip_compilation()
+    folder = Path(sys.argv[1])
+    (keep_team if (folder / "config.json").exists() else keep_policy)(folder)
 
 
 if __name__ == "__main__":

@@ -28,3 +28,13 @@ def args(folder, updates=2, **options):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def config(folder, **options):
+    """Arguments of two updates by a team that debates."""
+    defaults = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "total_episodes": 16,
+        "response_length": 4, "learning_rate": 1e-3, "temperature": 1.0, "report_to": [], "save_strategy": "no",
+        "disable_tqdm": True, "use_cpu": True, "eval_questions": 8,
+    }  # fmt: skip
+    return MultiAgentPPOConfig(**{**defaults, **options})

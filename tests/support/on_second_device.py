@@ -12,8 +12,8 @@ from acceptance import assert_all_passed, run_parts, spoil_logprobs
 from asked import sample
 from folders import ROOT
 from peft import LoraConfig, get_peft_model
-from plain_layouts import Plain
 from second_device import waits
+from tiny_models import Plain
 from tiny_run import assert_same_end, config_of, end_of
 from transformers import LlamaConfig, LlamaForSequenceClassification
 

@@ -1,6 +1,10 @@
 """A trainer of one policy: questions, options, and a reward that counts a letter."""
 
-from trl_ext import PPOv2Config
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForSequenceClassification, TrainerCallback
+
+from trl_ext import PPOv2Config, PPOv2Trainer
 
 QUESTIONS = [{"prompt": f"{i}+1=", "number": i} for i in range(16)]
 
@@ -16,3 +20,41 @@ def config(folder, **options):
         "disable_tqdm": True, "use_cpu": True, "seed": 3,
     }  # fmt: skip
     return PPOv2Config(**{**defaults, **options})
+
+
+def trainer_of(tiny, folder, lora=False, data=QUESTIONS, **options):
+    model, tokenizer = tiny()
+    if lora:
+        torch.manual_seed(5)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    trainer_options = {name: options.pop(name) for name in ("reward_funcs", "sampler") if name in options}
+    args = config(folder, **options)
+    return PPOv2Trainer(args, tokenizer, model, train_dataset=data, **{"reward_funcs": count_a} | trainer_options)
+
+
+def weights(trainer):
+    learner = trainer.learners["policy"]
+    own = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    return own | {f"head.{name}": value.clone() for name, value in learner.value_head.state_dict().items()}
+
+
+def same(one, two):
+    return one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def classifier(tokenizer, seed=0, size=None):
+    """A sequence-classification model with one output, as TRL's reward and value models."""
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(**shape, vocab_size=size or len(tokenizer), num_labels=1, pad_token_id=0)
+    return LlamaForSequenceClassification(config)
+
+
+class StopAfter(TrainerCallback):
+    """Ends training after update ``step``; with None it goes on to its end."""
+
+    def __init__(self, step: int | None):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = control.should_training_stop or state.global_step == self.step

@@ -8,7 +8,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from every_option import merged
 from perturbed_training import words
 from scripted_training import recipe_values
 
@@ -39,6 +38,15 @@ SPEAKS = {
     "limits": {"calls": 3},
 }
 LONG = {"ppo": {"response_length": 110}, "updates": 2, "evaluation": {"questions": 0}}
+
+
+def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with ``more`` above them. A key that ends with ``!`` replaces what was there."""
+    out = dict(values)
+    for key, value in more.items():
+        name, old = key.removesuffix("!"), out.get(key)
+        out[name] = merged(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
+    return out
 
 
 @dataclass

@@ -62,7 +62,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check_argument": ("so",), "check_about": ("so",), "tag": ("q",), "within": ("dialogue",), "check": (None,), "grounding": ("env",), "proximity": ("label",),
     "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "loss": ("pairs",), "reference": ("stage",), "roles": (["solver"],),
     "form": ("cgc",), "reads": ("answer",), "critique": ("{draft}?",), "pairs": ("first",), "learn_from": ("new",), "when": ("always", "never"), "start": ("last",),
-    "scores": ("answers",), "choose": ("random", "balanced"), "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",), "mean_over": ("turn",), "reference_reads": ("answer",), "replay_size": ("all",), "pays": ("probability", "chips"), "end": ("done",), "posterior": ("beta",),
+    "scores": ("answers",), "choose": ("random", "balanced"), "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("played_games:cells",), "mean_over": ("turn",), "reference_reads": ("answer",), "replay_size": ("all",), "pays": ("probability", "chips"), "end": ("done",), "posterior": ("beta",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
 TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}

@@ -10,10 +10,13 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
+from maporl.errors import refuse
 from maporl.integrations.ray import ray_backend
 from maporl.integrations.ray.engine_process import EngineProcess
 from maporl.integrations.ray.learner_process import LearnerProcess
 from maporl.integrations.ray.member import MemberDied
+from maporl.run import ResolvedRun
+from maporl.validation.preflight import check_groups, group_lines
 from trl_ext.learning.checkpoint import random_state, set_random_state
 
 _TURN = threading.RLock()
@@ -88,3 +91,25 @@ def use(monkeypatch):
     monkeypatch.setattr(Cluster, "running", 0)
     for name in ("ACCELERATE_USE_CPU", "DS_ACCELERATOR"):  # what a process sets for itself is undone after the test
         monkeypatch.setenv(name, os.environ.get(name, "true" if name.startswith("ACC") else "cpu"))
+
+
+OWN = ("kv_cache/", "group/")
+
+
+"""Metrics that only one of the backends has."""
+
+
+def assert_equal(end, other):
+    """The same to the bit: weights and optimizers of the checkpoint and of the end, metrics, and dialogues."""
+    (weights, records, dialogues), (expected, calm, spoken) = end, other
+    assert weights.keys() == expected.keys() and len(weights) > 4 and dialogues == spoken
+    for name, tensors in expected.items():
+        assert all(value.equal(weights[name][key]) for key, value in tensors.items()), name
+    kept = [[{k: v for k, v in r.items() if not k.startswith(OWN)} for r in part] for part in (records, calm)]
+    assert kept[0] == kept[1]
+
+
+def check_cluster(run: ResolvedRun) -> list[str]:
+    """Return what the groups of a run are, or raise what is wrong with them."""
+    refuse(check_groups(run))
+    return group_lines(run.config)

@@ -1,7 +1,10 @@
 """Classes for ``environment_factory``, written as TRL's guides write them. No class knows anything of maporl."""
 
 import asyncio
+import json
 import random
+
+from tool_models import trl_template
 
 
 class Shop:
@@ -128,3 +131,10 @@ class Notes:
 
     def close(self):
         self.ends.append("close")
+
+
+TEMPLATE = trl_template("qwen3")
+
+
+def tool_call(name, arguments):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call><|im_end|>'

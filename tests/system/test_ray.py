@@ -17,10 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from folders import ROOT
-from pages import blocks
-from ray_runs import assert_equal
+from folders import ROOT, blocks
 from safetensors.torch import load_file
+from thread_cluster import assert_equal
 from tiny_run import config_of, end_of, start
 
 from maporl.errors import ConfigError

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from checked_cluster import check_cluster
 from folders import ROOT
+from thread_cluster import check_cluster
 
 from maporl.errors import ConfigError
 from maporl.integrations.ray import ray_folder

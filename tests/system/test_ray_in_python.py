@@ -11,7 +11,7 @@ import torch
 from fast_cases import some
 from notebook_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args, names
 from peft import LoraConfig, get_peft_model
-from ray_runs import assert_equal
+from thread_cluster import assert_equal
 from tiny_run import config_of, end_of
 
 from maporl import (

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from ray_runs import assert_equal
+from thread_cluster import assert_equal
 from tiny_run import config_of, end_of
 
 from maporl.errors import ConfigError

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import psutil
 import pytest
 from clocked_host import ClockedHost
-from ray_runs import assert_equal
+from thread_cluster import assert_equal
 from tiny_run import config_of, end_of
 from transformers import TrainerCallback
 

@@ -9,9 +9,8 @@ from importlib.util import find_spec
 
 import pytest
 import thread_cluster
-from checked_cluster import check_cluster
-from ray_runs import assert_equal
 from safetensors.torch import load_file
+from thread_cluster import assert_equal, check_cluster
 from tiny_run import config_of, end_of
 
 from maporl.errors import ConfigError

@@ -211,7 +211,7 @@ def test_a_scripted_agent_speaks_again_once_its_engine_is_passed(tiny, tmp_path)
     engine = ScriptedEngine(lambda request: "1")
     team = Team([*whole(tiny), Agent("oracle", engine="mine")])
     team.save(tmp_path / "team")
-    from debating_teams import DEBATE, TASK, config
+    from notebook_runs import DEBATE, TASK, config
 
     from maporl import MultiAgentPPOTrainer
 

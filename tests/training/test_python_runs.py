@@ -17,9 +17,9 @@ import torch
 import yaml
 from fast_cases import some
 from notebook_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args, names
+from one_policy import StopAfter
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from stopping import StopAfter
 from transformers import AutoModelForCausalLM, TrainerCallback
 from typer.testing import CliRunner
 from written_runs import data_of

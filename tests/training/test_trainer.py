@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from debating_teams import DEBATE, TASK, config
+from notebook_runs import DEBATE, TASK, config
+from one_policy import StopAfter
 from peft import LoraConfig, PeftModel, get_peft_model
-from stopping import StopAfter
 from transformers import AutoModelForCausalLM
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOTrainer, RewardSection, Team

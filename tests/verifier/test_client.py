@@ -10,8 +10,8 @@ import processes
 import pytest
 import torch
 import yaml
-from fake_verifiers import CHATS, TRUTHS, Fake, client, ready, serve, wait_for
 from safetensors.torch import load_file
+from served_verifiers import CHATS, TRUTHS, Fake, client, ready, serve, wait_for
 
 from maporl import Arithmetic
 from maporl.errors import ConfigError

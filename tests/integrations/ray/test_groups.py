@@ -10,7 +10,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from checked_cluster import check_cluster
 from fake_groups import (
     Engine,
     Thread,
@@ -21,6 +20,7 @@ from fake_groups import (
     row,
     spec,
 )
+from thread_cluster import check_cluster
 from torch.distributed import TCPStore
 
 from maporl.errors import ConfigError

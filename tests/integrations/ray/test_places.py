@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from checked_cluster import check_cluster
 from fake_groups import (
     Engine,
     Learner,
@@ -24,6 +23,7 @@ from fake_groups import (
     spec,
 )
 from folders import ROOT
+from thread_cluster import check_cluster
 
 from maporl.errors import ConfigError
 from maporl.integrations.ray import ray_places

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from checked_cluster import check_cluster
 from fake_groups import (
     Thread,
     config_of,
     newest_ray,  # noqa: F401  # a fixture
 )
+from thread_cluster import check_cluster
 
 from maporl import Arithmetic
 from maporl.config.schema import TinySection

@@ -85,22 +85,6 @@ def test_the_attention_of_a_central_critic_can_be_frozen_too(tiny, tmp_path):
     assert learning == {name for name, _ in model.named_parameters() if not is_attention(name)}
 
 
-def test_a_critic_without_attention_to_freeze_is_refused(tiny, tmp_path):
-    model, tokenizer = tiny()
-    with pytest.raises(ValueError, match="critic 'head' has none; use critic: model, adapter or central"):
-        trained(model, tokenizer, tmp_path, critic_freeze="attention")
-    narrow = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
-    with pytest.raises(ValueError, match="nothing but the head to learn; name MLP modules in the adapter's target_mod"):
-        trained(narrow, tokenizer, tmp_path, critic="adapter", critic_freeze="attention")
-
-
-@pytest.mark.parametrize("option", [{"lam_alpha": 0.5}, {"lam_critic": 1.0}, {"critic_updates": 2}])
-def test_what_is_for_a_critic_is_refused_without_one(tiny, tmp_path, option):
-    model, tokenizer = tiny()
-    with pytest.raises(ValueError, match=f"{next(iter(option))}: critic='none' has nothing to learn"):
-        trained(model, tokenizer, tmp_path, critic="none", **option)
-
-
 def rows_with(values, scores):
     rows = build_token_batch(
         [Completion([1], [3] * len(own), True, "row", group=(n,), score=s) for n, (own, s) in enumerate(zip(values, scores, strict=True))],

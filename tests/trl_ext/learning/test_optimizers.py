@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
+from one_policy import StopAfter
 from safetensors.torch import load_file
-from stopping import StopAfter
 
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
@@ -104,57 +104,6 @@ def test_small_weights_keep_their_moments_in_float32(tmp_path, numbers, bytes_ea
 def test_other_names_are_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"training\.optim.*adamw_torch_fused.*adamw_bnb_8bit"):
         from_dict(settings("adam8"))
-
-
-@pytest.mark.parametrize("options, message", [
-    ({"optim": "schedule_free_adamw"}, "optim: schedule_free_adamw cannot be used here, because its weights are averages"),
-    ({"optim": "galore_adamw"}, "optim: galore_adamw cannot be used here, because it replaces layers' hooks"),
-    ({"optim": "apollo_adamw"}, "optim: apollo_adamw cannot be used here, because it replaces layers' hooks"),
-    ({"optim": "lomo"}, "optim: lomo cannot be used here, because it steps weights within the backward pass"),
-    ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1}, "it steps by a metric and not by updates; use another schedule"),
-    ({"logging_strategy": "epoch"}, r"logging_strategy: expected 'steps' \(counted in updates\) or 'no', got 'epoch'"),
-])  # fmt: skip
-def test_what_cannot_be_stepped_here_is_refused_with_its_reason(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, **options)
-
-
-def test_an_optimizer_with_modes_of_its_own_is_refused(tiny, tmp_path):
-    class Averaged(torch.optim.SGD):  # as schedulefree's are
-        def train(self):
-            pass
-
-        def eval(self):
-            pass
-
-    model, tokenizer = tiny()
-    with pytest.raises(
-        ValueError, match=r"Averaged has modes \(train\(\) and eval\(\)\), between which its weights are"
-    ):
-        PPOv2Trainer(
-            arguments(tmp_path),
-            tokenizer,
-            model,
-            train_dataset=[{"prompt": "1+1="}],
-            reward_funcs=lambda prompts, completions, **_: [0.0] * len(completions),
-            optimizers=(Averaged(model.parameters(), lr=0.1), None),
-        )
-
-
-@pytest.mark.parametrize("part", ["model", "ref_model", "value_model", "reward_model"])
-def test_a_compiled_model_is_refused(tiny, tmp_path, part):
-    model, tokenizer = tiny()
-    compiled = torch.compile(tiny()[0])
-    rest = (
-        {"reward_funcs": lambda prompts, completions, **_: [0.0] * len(completions)} if part != "reward_model" else {}
-    )
-    with pytest.raises(ValueError, match=rf"{part}: expected a model that is not compiled.*pass the model itself"):
-        PPOv2Trainer(
-            arguments(tmp_path),
-            tokenizer,
-            train_dataset=[{"prompt": "1+1="}],
-            **({"model": model, **rest, part: compiled}),
-        )
 
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch):

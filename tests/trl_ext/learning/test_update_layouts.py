@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fast_cases import some
-from plain_layouts import learner_of
-from tiny_models import build
+from tiny_models import build, learner_of
 
 from trl_ext import PPOv2Config
 from trl_ext.ppo.advantages import assign_advantages

@@ -10,10 +10,8 @@ import pytest
 import torch
 from fast_cases import some
 from folders import ROOT
-from plain_layouts import learner_of
-from tiny_models import build_any
+from tiny_models import OPTIONS, answers, build_any, filled, gradient_of, learner_of
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
-from tree_rows import OPTIONS, answers, filled, gradient_of
 
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun

@@ -8,8 +8,7 @@ import torch
 from asked import sample
 from conformance import MORE, build
 from fast_cases import some
-from plain_layouts import Plain
-from tiny_models import lively
+from tiny_models import Plain, lively
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from trl_ext import Learner, Policy, PPOv2Config

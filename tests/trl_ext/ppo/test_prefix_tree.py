@@ -6,9 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fast_cases import some
-from plain_layouts import Plain, learner_of
-from tiny_models import build, build_any, lively
-from tree_rows import OPTIONS, answers, filled, gradient_of
+from tiny_models import OPTIONS, Plain, answers, build, build_any, filled, gradient_of, learner_of, lively
 
 from trl_ext import PPOv2Config
 from trl_ext.learning import learner as learner_module

@@ -653,13 +653,13 @@ API = {"engine": "openai", "api": {"model": "m", "cache": False, "timeout": 600}
 RUNS = {
     "verifier": lambda url: served(url, on_failure="wait"),
     "api": lambda url: {"agents": {"ann": {}, "bob": {**API, "api": {**API["api"], "base_url": url}}}},
-    "plain reward": lambda url: {"reward": {"sources": {"waiting_parts:plain": 1.0}}},
-    "awaited reward": lambda url: {"reward": {"sources": {"waiting_parts:awaited": 1.0}}},
-    "environment": lambda url: {"environments": {"w": {**WORLD, "use": "waiting_parts:World"}}},
+    "plain reward": lambda url: {"reward": {"sources": {"isolated_worlds:plain": 1.0}}},
+    "awaited reward": lambda url: {"reward": {"sources": {"isolated_worlds:awaited": 1.0}}},
+    "environment": lambda url: {"environments": {"w": {**WORLD, "use": "isolated_worlds:World"}}},
     "isolated environment": lambda url: {
-        "environments": {"w": {**WORLD, "use": "waiting_parts:World", "isolate": "process"}}
+        "environments": {"w": {**WORLD, "use": "isolated_worlds:World", "isolate": "process"}}
     },
-    "environment that closes": lambda url: {"environments": {"w": {**WORLD, "use": "waiting_parts:WorldThatCloses"}}},
+    "environment that closes": lambda url: {"environments": {"w": {**WORLD, "use": "isolated_worlds:WorldThatCloses"}}},
 }
 """The sections of a run by what it waits for."""
 

@@ -17,7 +17,6 @@ from fast_cases import some
 from folders import ROOT
 from half_precision import learner_of, movement, rounding, rows_of, share, shares, take_steps, trained, weights
 from launches import STRATEGIES, free_port
-from older_checkpoints import write_whole_tensors
 from safetensors.torch import load_file, save_file
 from scripted_training import played
 from transformers import LlamaConfig, LlamaForSequenceClassification
@@ -42,6 +41,20 @@ from trl_ext.learning.policy import Policy
 from trl_ext.process import distributed
 from trl_ext.sharding.holder import working_dtype
 from trl_ext.sharding.master_weights import MasterAdamW
+
+
+def write_whole_tensors(optimizer, folder, **more):
+    """Write ``optimizer.safetensors`` and ``optimizer.json`` into ``folder``, which loses its folder ``optimizer``."""
+    shutil.rmtree(folder / "optimizer")
+    content, tensors, numbers = optimizer.state_dict(), {}, {}
+    for index, entries in content["state"].items():
+        for key, value in entries.items():
+            where = tensors if isinstance(value, torch.Tensor) else numbers
+            where[f"{index}.{key}"] = value
+    save_file(tensors, folder / "optimizer.safetensors")
+    record = {"numbers": numbers, "groups": content["param_groups"], **more}
+    (folder / "optimizer.json").write_text(json.dumps(record))
+
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 OPTIMIZERS = ["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit"]

@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
-WORKER = SUPPORT / "team_memory_worker.py"
+WORKER = SUPPORT / "memory_worker.py"
 SECTION = TinySection(hidden_size=192, layers=2)
 LORA = {"lora": {"r": 1, "target_modules": ["q_proj"]}}
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("Holder", "Zero-3")]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from stopping import StopAfter
+from one_policy import StopAfter
 from transformers import EarlyStoppingCallback
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team

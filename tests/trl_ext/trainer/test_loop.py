@@ -1,7 +1,6 @@
 """What users of PPO asked for beyond TRL's trainer: a loop of one's own, several completions a prompt, critics that
 learn first."""
 
-import copy
 import json
 import os
 import subprocess
@@ -11,15 +10,9 @@ import pytest
 import torch
 from fast_cases import some
 from folders import SUPPORT
-from one_policy import QUESTIONS, config, count_a
-from own_loops import same, trainer_of, weights
-from peft import LoraConfig, get_peft_model
+from one_policy import QUESTIONS, StopAfter, same, trainer_of, weights
 from safetensors.torch import load_file
-from stopping import StopAfter
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, ProcessorMixin
 
-from maporl import MultiAgentPPOConfig
-from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.ppo.batch import Completion
 from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled
@@ -158,31 +151,6 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
     assert recorder.keys == [(3, number) for number in range(16)]
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"num_generations": 3}, r"num_generations=3 does not divide the batch of 16 completions .per_device_train_batch_size 8 x gradient_accumulation_steps 2.; change one of them"),
-    ({"num_generations": 0}, r"num_generations: expected a whole number of at least 1, got 0"),
-    ({"num_generations": 2.0}, r"num_generations: expected a whole number of at least 1, got 2\.0"),
-    ({"num_generations": "2"}, r"num_generations: expected a whole number of at least 1, got '2'"),
-    ({"sampler": "vllm"}, r"sampler: expected an object with the methods of trl_ext\.Sampler, got 'vllm'"),
-    ({"reward_funcs": "accuracy"}, r"reward_funcs: expected functions, got 'accuracy'; a reward model is passed as"),
-    ({"critic_warmup": -1}, r"critic_warmup: expected a whole number of at least 0, got -1"),
-    ({"critic_warmup": 2}, r"critic_warmup: only the critic would learn in all 2 updates; choose a smaller number"),
-    ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: critic='none' has nothing to learn"),
-])  # fmt: skip
-def test_numbers_that_mean_nothing_are_refused(tiny, tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        trainer_of(tiny, tmp_path, **options)
-
-
-@pytest.mark.parametrize("options, instead", [
-    ({"num_generations": 4}, r"num_generations: is for PPOv2Trainer; a team has branching="),
-    ({"critic_warmup": 4}, r"critic_warmup: is for PPOv2Trainer; a team has schedule="),
-])  # fmt: skip
-def test_a_team_says_what_it_has_instead(tmp_path, options, instead):
-    with pytest.raises(ValueError, match=instead):
-        MultiAgentPPOConfig(output_dir=str(tmp_path), report_to=[], **options)
-
-
 # -- critics that learn first -------------------------------------------------------------------------------------
 
 
@@ -241,32 +209,6 @@ def test_a_warm_critic_is_what_a_run_without_policy_steps_has(tiny, tmp_path):
 
 
 # -- what is not supported ----------------------------------------------------------------------------------------
-
-
-def test_vision_language_models_are_refused(tiny, tmp_path):
-    model, tokenizer = tiny()
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = sizes | {"vocab_size": len(tokenizer), "num_key_value_heads": 1, "head_dim": 16}
-    shape = Gemma3Config(text_config=text, vision_config=sizes | {"image_size": 28, "patch_size": 14})
-    sees = Gemma3ForConditionalGeneration(shape)
-    for wanted in (sees, get_peft_model(sees, LoraConfig(target_modules=["q_proj"]))):
-        with pytest.raises(
-            ValueError, match="model: Gemma3ForConditionalGeneration has a vision part, and vision-language"
-        ):
-            PPOv2Trainer(config(tmp_path), tokenizer, wanted, train_dataset=QUESTIONS, reward_funcs=count_a)
-
-    class Processor(ProcessorMixin):
-        def __init__(self):
-            self.tokenizer = copy.deepcopy(tokenizer)
-
-    with pytest.raises(ValueError, match="processing_class: expected a tokenizer, got the processor Processor"):
-        PPOv2Trainer(config(tmp_path), Processor(), model, train_dataset=QUESTIONS, reward_funcs=count_a)
-
-
-def test_settings_of_generation_that_would_change_what_is_trained_are_not_options():
-    for name in ("generation_kwargs", "repetition_penalty", "min_new_tokens", "num_beams", "min_p"):
-        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-            PPOv2Config(output_dir="unused", **{name: 1})
 
 
 # -- two processes ------------------------------------------------------------------------------------------------

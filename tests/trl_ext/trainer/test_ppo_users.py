@@ -7,12 +7,9 @@ import re
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset
 from folders import ROOT
-from one_policy import QUESTIONS, config, count_a
-from own_loops import same, trainer_of, weights
+from one_policy import QUESTIONS, classifier, config, count_a, same, trainer_of, weights
 from transformers import TrainingArguments
-from trl_classifiers import classifier
 
 from maporl import MultiAgentPPOConfig
 from trl_ext import PPOv2Config, PPOv2Trainer
@@ -210,21 +207,6 @@ def test_an_optimizer_that_leaves_weights_out_is_refused(tiny, tmp_path):
     made(tmp_path / "frozen", frozen, critic="none").train()
 
 
-@pytest.mark.parametrize("given, message", [
-    ({"reward_model": count_a}, r"reward_model: expected a loaded model, got <function.*; pass a function as reward_funcs"),
-    ({"ref_model": "org/model"}, "ref_model: expected a loaded model, got 'org/model'; load it"),
-    ({"value_model": "org/model"}, "value_model: expected a loaded model, got 'org/model'; load it"),
-    ({"train_dataset": DatasetDict(train=Dataset.from_list(QUESTIONS))}, r"expected one data set, got a DatasetDict with train; pass one of them, such as dataset\['train'\]"),
-    ({"train_dataset": IterableDataset.from_generator(lambda: iter(QUESTIONS))}, "got a IterableDataset; load it without streaming"),
-    ({"eval_dataset": [{"prompt": "1" * 126}]}, r"eval_dataset\[0\], prompt '111"),
-])  # fmt: skip
-def test_what_is_no_model_and_no_data_set_is_named(tiny, tmp_path, given, message):
-    model, tokenizer = tiny()
-    parts = {"train_dataset": QUESTIONS, "reward_funcs": count_a} | given
-    with pytest.raises(ValueError, match=message):
-        PPOv2Trainer(config(tmp_path), tokenizer, model, **parts)
-
-
 @pytest.mark.parametrize("column", ["prompt", "input_ids", "messages"])
 def test_one_prompt_that_is_too_long_is_named_before_the_run(tiny, tmp_path, column):
     model, tokenizer = tiny()
@@ -330,13 +312,6 @@ def test_an_argument_that_would_do_nothing_is_refused(tmp_path, name):
 def test_a_count_that_the_trainer_fills_in_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=rf"^{name}: the trainer fills it in; set {COUNTS[name]} instead"):
         PPOv2Config(output_dir=str(tmp_path), use_cpu=True, report_to=[], **{name: 3})
-
-
-def test_a_strategy_is_named_as_it_was_given():
-    with pytest.raises(
-        ValueError, match=r"save_strategy: expected 'steps' \(counted in updates\) or 'no', got 'epoch'"
-    ):
-        PPOv2Config(output_dir="x", save_strategy="epoch", use_cpu=True, report_to=[])
 
 
 # -- resuming with other options ---------------------------------------------------------------------------------------
