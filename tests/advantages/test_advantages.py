@@ -42,14 +42,10 @@ def test_the_four_modes_of_magrpo_and_grpo():
     close(estimate(batch, config()), [1.2247, 0, -1.2247, 0])
 
 
-@pytest.mark.parametrize(
-    ("reward", "expected"),
-    [
-        ([1.2, 0.1, 1.5, 0.0], [0.6565, -0.7878, 1.0505, -0.9191]),
-        ([0.9, 0.1, 1.2, 0.0], [0.5916, -0.7606, 1.0987, -0.9297]),
-    ],
-    ids=["alpha 1", "alpha 0.7"],
-)
+@pytest.mark.parametrize(("reward", "expected"), [
+    ([1.2, 0.1, 1.5, 0.0], [0.6565, -0.7878, 1.0505, -0.9191]),
+    ([0.9, 0.1, 1.2, 0.0], [0.5916, -0.7606, 1.0987, -0.9297]),
+], ids=["alpha 1", "alpha 0.7"])  # fmt: skip
 def test_at_grpo_compares_candidates_of_one_agent_at_one_turn(reward, expected):
     """K = 4 candidates, team [1,0,1,0], local [.2,.1,.5,0]; ddof 1."""
     batch = one_prompt(reward, agent=["a"] * 4, turn=[0] * 4)

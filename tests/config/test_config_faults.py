@@ -23,33 +23,29 @@ class One:
     value: Any
 
 
-@pytest.mark.parametrize(
-    ("hint", "value", "message"),
-    [
-        (dict[str, int], 3, "expected a mapping of keys to values, got 3"),
-        (One, "three", "expected a mapping of keys to values, got 'three'"),
-        (list[int], "three", "expected a list, as [three], got 'three'"),
-        (tuple[int, ...], "two words", "expected a list, as [a, b], got 'two words'"),
-        (set[int], 3, "expected a list, as [a, b], got 3"),
-        (str, [3], "expected a text, got [3]"),
-        (int, "three", "expected a whole number, got 'three'"),
-        (int, 3.5, "expected a whole number, got 3.5"),
-        (int, None, "expected a whole number, got None"),
-        (float, "three", "expected a number, got 'three'"),
-        (bool, "perhaps", "expected true or false, got 'perhaps'"),
-        (Finite, float("nan"), "expected a finite number, got nan"),
-        (Natural, -1, "expected at least 0, got -1"),
-        (Annotated[float, Field(ge=0.5)], 0.25, "expected at least 0.5, got 0.25"),
-        (Annotated[float, Field(gt=0)], 0.0, "expected more than 0, got 0.0"),
-        (Annotated[float, Field(le=1)], 1.5, "expected at most 1, got 1.5"),
-        (Annotated[int, Field(lt=2**32)], 2**32, "expected less than 4294967296, got 4294967296"),
-        (Literal["a", "b", 3], "c", "expected 'a', 'b' or 3, got 'c'"),
-        (Size, "middle", "expected 'small' or 'large', got 'middle'"),
-        (Annotated[dict[str, int], Field(min_length=1)], {}, "expected at least one, got {}"),
-        (Annotated[list[int], Field(min_length=1)], [], "expected at least one, got []"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("hint", "value", "message"), [
+    (dict[str, int], 3, "expected a mapping of keys to values, got 3"),
+    (One, "three", "expected a mapping of keys to values, got 'three'"),
+    (list[int], "three", "expected a list, as [three], got 'three'"),
+    (tuple[int, ...], "two words", "expected a list, as [a, b], got 'two words'"),
+    (set[int], 3, "expected a list, as [a, b], got 3"),
+    (str, [3], "expected a text, got [3]"),
+    (int, "three", "expected a whole number, got 'three'"),
+    (int, 3.5, "expected a whole number, got 3.5"),
+    (int, None, "expected a whole number, got None"),
+    (float, "three", "expected a number, got 'three'"),
+    (bool, "perhaps", "expected true or false, got 'perhaps'"),
+    (Finite, float("nan"), "expected a finite number, got nan"),
+    (Natural, -1, "expected at least 0, got -1"),
+    (Annotated[float, Field(ge=0.5)], 0.25, "expected at least 0.5, got 0.25"),
+    (Annotated[float, Field(gt=0)], 0.0, "expected more than 0, got 0.0"),
+    (Annotated[float, Field(le=1)], 1.5, "expected at most 1, got 1.5"),
+    (Annotated[int, Field(lt=2**32)], 2**32, "expected less than 4294967296, got 4294967296"),
+    (Literal["a", "b", 3], "c", "expected 'a', 'b' or 3, got 'c'"),
+    (Size, "middle", "expected 'small' or 'large', got 'middle'"),
+    (Annotated[dict[str, int], Field(min_length=1)], {}, "expected at least one, got {}"),
+    (Annotated[list[int], Field(min_length=1)], [], "expected at least one, got []"),
+], ids=str)  # fmt: skip
 def test_a_fault_says_what_was_expected(hint, value, message):
     kind = section()(type("Section", (), {"__annotations__": {"key": hint}}))
     with pytest.raises(ConfigError) as raised:

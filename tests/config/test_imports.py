@@ -400,9 +400,7 @@ def test_an_override_is_looked_for_as_the_file_is_and_in_the_present_folder_for_
     monkeypatch.chdir(tmp_path)
     plain = tmp_path / "plain.yaml"
     plain.write_text(yaml.safe_dump(values_of(tmp_path, "over_g")))
-    with pytest.raises(
-        ConfigError, match=r"plain\.yaml: task\.name: over_g_task:Reversal: no module 'over_g_task' in .*pythonpath="
-    ):
+    with pytest.raises(ConfigError, match=r"plain\.yaml: task\.name: over_g_task:Reversal: no module 'over_g_task' in"):
         load(plain)
     for folder in ("project", str(tmp_path / "project"), "[project]", "[nowhere, project]"):
         wanted = str(tmp_path / "project")
@@ -508,15 +506,9 @@ def test_a_name_is_looked_up_anew_in_another_section(project, tmp_path):
     for words, expected in (
         (["reward.sources={merge_i_task:half: 2.0}"], {"merge_i_task:half": 2.0}),
         (["reward.sources.merge_i_task:half=2.0"], {"label": 1.0, "merge_i:Counting": 0.0, "merge_i_task:half": 2.0}),
-        (
-            ["reward.sources={label: 1.0}", "reward.sources.merge_i_task:half=2.0"],
-            {"label": 1.0, "merge_i_task:half": 2.0},
-        ),
-        (
-            ["reward.sources={label: 1.0, merge_i_task:half: 1.0}", "reward.sources.label=0.5"],
-            {"label": 0.5, "merge_i_task:half": 1.0},
-        ),
-    ):
+        (["reward.sources={label: 1.0}", "reward.sources.merge_i_task:half=2.0"], {"label": 1.0, "merge_i_task:half": 2.0}),
+        (["reward.sources={label: 1.0, merge_i_task:half: 1.0}", "reward.sources.label=0.5"], {"label": 0.5, "merge_i_task:half": 1.0}),
+    ):  # fmt: skip
         assert load_config([str(file), *words], None, None).reward.sources == expected
     rules = load(file, ["reward.rules=[own]", "advantage={}"])
     assert rules.reward.rules == ("own",)
@@ -607,11 +599,3 @@ def test_a_pushed_team_names_no_folder_of_this_machine_and_says_what_it_lacks(pr
         "left out: the module of task.name=push_o_task:Reversal; who loads the team must have it, and name it again "
         "(KEY=VALUE)" in notes
     )
-
-
-def test_dir_shows_no_name_that_is_not_public():
-    import maporl
-
-    shown = [name for name in dir(maporl) if not name.startswith("__")]
-    assert set(maporl.__all__) <= set(shown)
-    assert not [name for name in shown if name.startswith("_") or name == "import_module"]

@@ -127,10 +127,6 @@ BAD = {
 }  # fmt: skip
 
 
-def test_the_good_configuration_is_good():
-    assert from_dict(GOOD).questions_per_update() == 8
-
-
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD.keys())
 def test_each_guard_fires_with_what_where_and_the_remedy(change, message):
     with pytest.raises(ConfigError, match=message):
@@ -142,37 +138,24 @@ def test_a_missing_key_is_named():
         from_dict({"output_dir": "x", "agents": {"ann": {"tiny": {}}}})
 
 
-def test_files_that_are_not_configurations_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no such configuration file; did you mean .*quickstart\.yaml"):
-        load(ROOT / "configs/ppo/quickstrt.yaml")
-    twice = tmp_path / "twice.yaml"
-    twice.write_text("seed: 1\nseed: 2\n")
-    with pytest.raises(ConfigError, match="'seed' stands twice"):
-        load(twice)
-    listing = tmp_path / "list.yaml"
-    listing.write_text("- 1\n")
-    with pytest.raises(ConfigError, match="expected a mapping"):
-        load(listing)
+FILES = {
+    "a misspelt name": ({}, [], r"no such configuration file; did you mean .*quickstart\.yaml"),
+    "a key twice": ({"one": "seed: 1\nseed: 2\n"}, [], "'seed' stands twice"),
+    "a list": ({"one": "- 1\n"}, [], "expected a mapping"),
+    "a circle": ({"one": "extends: two.yaml\n", "two": "extends: one.yaml\n"}, [], r"one\.yaml: extends itself, by way of two\.yaml"),
+    "a list of files": ({"one": "extends: two.yaml\n", "two": "extends: [a]\n"}, [], "extends: expected the name of one file"),
+    "no text": ({"one": "extends: two.yaml\n", "two": b"seed: \xff\n"}, [], r"two\.yaml: not readable as YAML"),
+    "a broken override": ({"one": yaml.safe_dump(GOOD)}, ["ppo={"], r"--set ppo=\{: the value is not readable as YAML"),
+    "an override of another kind": ({"one": yaml.safe_dump(GOOD)}, ["agents.ann=5"], r"agents\.ann"),
+}  # fmt: skip
 
 
-def test_files_that_extend_each_other_and_broken_overrides_are_refused(tmp_path):
-    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
-    one.write_text("extends: two.yaml\n")
-    two.write_text("extends: one.yaml\n")
-    with pytest.raises(ConfigError, match=r"one\.yaml: extends itself, by way of two\.yaml"):
-        load(one)
-    two.write_text("extends: [a]\n")
-    with pytest.raises(ConfigError, match="extends: expected the name of one file"):
-        load(two)
-    two.write_bytes(b"seed: \xff\n")
-    with pytest.raises(ConfigError, match=r"two\.yaml: not readable as YAML"):
-        load(two)
-    good = tmp_path / "good.yaml"
-    good.write_text(yaml.safe_dump(GOOD))
-    with pytest.raises(ConfigError, match=r"--set ppo=\{: the value is not readable as YAML"):
-        load(good, ["ppo={"])
-    with pytest.raises(ConfigError, match=r"agents\.ann"):
-        load(good, ["agents.ann=5"])
+@pytest.mark.parametrize(("files", "overrides", "message"), FILES.values(), ids=FILES.keys())
+def test_files_that_are_no_configurations_and_broken_overrides_are_refused(tmp_path, files, overrides, message):
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path / "one.yaml", overrides) if files else load(ROOT / "configs/ppo/quickstrt.yaml")
 
 
 def test_an_output_folder_that_is_a_file_is_refused(tmp_path):

@@ -36,33 +36,19 @@ EXTENSIONS = {
     "planning": Extension(("maporl.studies.planning",), ("plan", "--cluster", "1x1xH100"), "maporl plan"),
     "verifier": Extension(("maporl.verifier",), ("verifier", "train", "x"), "maporl verifier"),
     "reward server": Extension(("reward_server",), ("serve", "--task", "gsm8k", "--labels"), "maporl serve"),
-    "programs": Extension(
-        ("maporl.serving",), {"protocol": {"name": "program", "command": ["true"]}}, "protocol.name: program"
-    ),
+    "programs": Extension(("maporl.serving",), {"protocol": {"name": "program", "command": ["true"]}}, "protocol.name: program"),
     "ray": Extension(("maporl.integrations.ray",), {"cluster": {"backend": "ray"}}, "cluster:"),
-    "vllm": Extension(
-        ("maporl.integrations.vllm",),
-        {"agents": BOB | {"ann": {"model": "x", "engine": "vllm", "vllm": {"urls": ["http://127.0.0.1:9"]}}}},
-        "agents.ann.vllm:",
-    ),
+    "vllm": Extension(("maporl.integrations.vllm",),
+     {"agents": BOB | {"ann": {"model": "x", "engine": "vllm", "vllm": {"urls": ["http://127.0.0.1:9"]}}}}, "agents.ann.vllm:"),
     "hub": Extension(("maporl.integrations.hub",), ("push", "x", "org/team"), "maporl push"),
-    "mcp": Extension(
-        ("maporl.integrations.mcp", "maporl.integrations.mcp_server"),
-        {"tools": {"files": {"use": "mcp", "options": {"command": ["true"]}}}},
-        "tools.files.use: mcp",
-    ),
-    "openenv": Extension(
-        ("maporl.integrations.open_env",),
-        {"environments": {"room": {"use": "openenv", "options": {"base_url": "http://127.0.0.1:9"}}}},
-        "environments.room.use: openenv",
-    ),
+    "mcp": Extension(("maporl.integrations.mcp", "maporl.integrations.mcp_server"),
+     {"tools": {"files": {"use": "mcp", "options": {"command": ["true"]}}}}, "tools.files.use: mcp"),
+    "openenv": Extension(("maporl.integrations.open_env",),
+     {"environments": {"room": {"use": "openenv", "options": {"base_url": "http://127.0.0.1:9"}}}}, "environments.room.use: openenv"),
     "games of others": Extension(GAMES, {"protocol": {"name": "game", "game": "textarena"}}, "game: textarena"),
-    "verifiers": Extension(
-        ("maporl.integrations.verifiers", "maporl.integrations.verifiers_rewards"),
-        {"task": {"name": "verifiers"}},
-        "task.name: verifiers",
-    ),
-}
+    "verifiers": Extension(("maporl.integrations.verifiers", "maporl.integrations.verifiers_rewards"), {"task": {"name": "verifiers"}},
+     "task.name: verifiers"),
+}  # fmt: skip
 
 SMALL = {"updates": 2, "warm_start": {"steps": 0}, "evaluation": {"questions": 4}}
 SCRIPT = """

@@ -70,9 +70,7 @@ def test_an_engine_of_ones_own_is_a_module_and_a_line(tmp_path, parrot):
 def test_what_goes_with_another_engine_is_refused(tmp_path, parrot):
     with pytest.raises(ConfigError, match=r"agents\.bob\.api: goes with engine: openai, got engine 'parrot'"):
         config(tmp_path, api={"model": "m"})
-    with pytest.raises(
-        ConfigError, match=r"agents\.bob\.engine: unknown 'parot'; did you mean 'parrot'\? known: .*parrot"
-    ):
+    with pytest.raises(ConfigError, match=r"agents\.bob\.engine: unknown 'parot'; did you mean 'parrot'\? known:"):
         config(tmp_path, engine="parot")
     with pytest.raises(ConfigError, match=r"engine_options: engine 'openai' takes its options from agents\.bob\.api"):
         config(tmp_path, engine="openai", api={"model": "m"}, engine_options={"word": "7"})

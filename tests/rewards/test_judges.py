@@ -3,12 +3,11 @@
 import pytest
 
 from maporl import Arithmetic
-from maporl.config.schema import JudgeSection, RewardSection
+from maporl.config.schema import JudgeSection
 from maporl.errors import ConfigError
 from maporl.methods.arenarl import PairwiseJudge
 from maporl.methods.sections import ArenaSection
 from maporl.rewards.base import RewardFailure, as_source
-from maporl.rewards.build import find_source
 from maporl.rewards.judges import PointwiseJudge
 from maporl.runs.build import build_trainer
 from maporl.types import Dialogue, Example, Utterance
@@ -34,9 +33,7 @@ def test_a_judge_scores_each_answer_and_must_be_readable():
     section = JudgeSection(agent="jo", prompt="{question}|{answer}|{reference}")
     assert PointwiseJudge(section, speak)(dialogues((0, 0, "4")), TASK) == [[0.8]]
     assert asked == [("jo", "2+2=|4|4")]
-    with pytest.raises(
-        RewardFailure, match=r"judge 'jo' gave a verdict in which .* finds no number, about agent 'ann'.*: '\?'"
-    ):
+    with pytest.raises(RewardFailure, match=r"judge 'jo' gave a verdict in which .* finds no number, about agent"):
         PointwiseJudge(section, speak)(dialogues((0, 0, "5")), TASK)
     lenient = JudgeSection(agent="jo", prompt="{question}|{answer}", unreadable=-1.0)
     assert PointwiseJudge(lenient, speak)(dialogues((0, 0, "5"), (0, 1, "4")), TASK) == [[-1.0], [0.8]]
@@ -65,13 +62,6 @@ BASE = {
 }  # fmt: skip
 
 
-def test_the_source_judge_needs_its_section():
-    with pytest.raises(
-        ConfigError, match=r"^reward\.judge: the source 'judge' needs it; give it an agent, or use another"
-    ):
-        find_source("judge", "reward.sources")(RewardSection(), None)
-
-
 def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):
     tiny = {"hidden_size": 32, "layers": 1, "heads": 2, "alphabet": "0123456789+=;?"}
     judge = {"agent": "jo", "prompt": "{question}{answer}", "pattern": r"(\d)", "largest": 9, "unreadable": 0.0}
@@ -88,18 +78,12 @@ def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):
     assert trainer.player.speak("jo", [[{"role": "user", "content": "1+1="}]]) == trainer.player.speak("jo", [[{"role": "user", "content": "1+1="}]])  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"reward": {"sources": {"judge": 1}}}, r"reward\.judge: the source 'judge' needs it"),
-        (
-            {"reward": {"sources": {"judge": 1}, "judge": {"agent": "ann"}}},
-            r"'ann' must be one of .* that does not play",
-        ),
-        ({"reward": {"sources": {"arena": 1}, "arena": {"agent": "jo"}}}, r"set branching\.group to 2 or more"),
-        ({"branching": {"resample": 2}}, r"one dialogue per question has no reward variance"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"reward": {"sources": {"judge": 1}}}, r"reward\.judge: the source 'judge' needs it"),
+    ({"reward": {"sources": {"judge": 1}, "judge": {"agent": "ann"}}}, r"'ann' must be one of .* that does not play"),
+    ({"reward": {"sources": {"arena": 1}, "arena": {"agent": "jo"}}}, r"set branching\.group to 2 or more"),
+    ({"branching": {"resample": 2}}, r"one dialogue per question has no reward variance"),
+])  # fmt: skip
 def test_judges_that_cannot_judge_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         from_dict({**BASE, **change})

@@ -49,30 +49,21 @@ def checked(tmp_path, body="", alphabet="01yn"):
     return "\n".join(check_run(from_dict(values)))
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (
-            f"{ITEM}\n        return {{'id': '1'}}",
-            "returned a value of type dict; expected maporl\\.Example\\(id, question, answer\\)",
-        ),
-        (f"{ITEM}\n        return None", "returned None; expected maporl.Example"),
-        (f"{ITEM}\n        return Example(str(i), [], 'y')", "whose question is a value of type list"),
-        (f"{ITEM}\n        return Example(i, '01', 'y')", "whose id is a value of type int"),
-        (f"{ITEM}\n        return Example(str(i), '01', 1)", "whose answer is a value of type int"),
-        (f"{ITEM}\n        return Example('x', '01', 'y')", "examples 0 and 1 have the same id 'x'"),
-        (f"{ITEM}\n        return Example(str(i), '01'[7], 'y')", r"example 0: .*own_\w+\.py, line 19: IndexError"),
-        ("    def question(self, example):\n        return 3", "question returned a value of type int"),
-        ("    def question(self, example):\n        return 1 / 0", r"line 19: ZeroDivisionError"),
-        ("    def solution(self, example):\n        return 1 / 0", r"line 19: ZeroDivisionError"),
-        (
-            f"{GRADE}\n        return text == example.answer",
-            "grade returned a value of type bool; expected maporl.Grade",
-        ),
-        (f"{GRADE}\n        return Grade(text, 'yes', '')", "a Grade whose correct is a value of type str"),
-        (f"{GRADE}\n        return Grade(text[99], True, '')", r"grade: .*own_\w+\.py, line 19: IndexError"),
-    ],
-)
+@pytest.mark.parametrize(("body", "message"), [
+    (f"{ITEM}\n        return {{'id': '1'}}", "returned a value of type dict; expected maporl\\.Example\\(id, question, answer\\)"),
+    (f"{ITEM}\n        return None", "returned None; expected maporl.Example"),
+    (f"{ITEM}\n        return Example(str(i), [], 'y')", "whose question is a value of type list"),
+    (f"{ITEM}\n        return Example(i, '01', 'y')", "whose id is a value of type int"),
+    (f"{ITEM}\n        return Example(str(i), '01', 1)", "whose answer is a value of type int"),
+    (f"{ITEM}\n        return Example('x', '01', 'y')", "examples 0 and 1 have the same id 'x'"),
+    (f"{ITEM}\n        return Example(str(i), '01'[7], 'y')", r"example 0: .*own_\w+\.py, line 19: IndexError"),
+    ("    def question(self, example):\n        return 3", "question returned a value of type int"),
+    ("    def question(self, example):\n        return 1 / 0", r"line 19: ZeroDivisionError"),
+    ("    def solution(self, example):\n        return 1 / 0", r"line 19: ZeroDivisionError"),
+    (f"{GRADE}\n        return text == example.answer", "grade returned a value of type bool; expected maporl.Grade"),
+    (f"{GRADE}\n        return Grade(text, 'yes', '')", "a Grade whose correct is a value of type str"),
+    (f"{GRADE}\n        return Grade(text[99], True, '')", r"grade: .*own_\w+\.py, line 19: IndexError"),
+])  # fmt: skip
 def test_a_task_that_breaks_its_contract_is_refused_in_one_line(tmp_path, body, message):
     with pytest.raises(ConfigError, match=message) as refused:
         checked(tmp_path, body)

@@ -113,9 +113,7 @@ def test_thinking_is_switched_off_in_the_prompts_that_are_trained_on(tmp_path, m
 def test_an_option_that_the_chat_template_does_not_use_is_refused(options, tmp_path, monkeypatch):
     values = tiny_values("dr_mas_math", str(tmp_path / "run"), monkeypatch)
     values["agent_defaults"] |= {"chat_template": THINKS, "template_options": options}
-    with pytest.raises(
-        ConfigError, match=r"agents\.solver\.template_options: its chat template does not use 'enable.th"
-    ):
+    with pytest.raises(ConfigError, match=r"agents\.solver\.template_options: its chat template does not use"):
         load_tokenizers(from_dict(values))
 
 

@@ -21,31 +21,27 @@ def test_every_configuration_satisfies_the_schema(file, validator):
     validator.validate(yaml.safe_load(file.read_text()))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"updates": "many"},
-        {"agents": {"ann": {"modle": "x"}}},
-        {"unknown": 1},
-        {"ppo": {"kl_in": "nowhere"}},
-        {"ppo": {"lam": 1.5}},
-        {"task": {"name": "toy_smu"}},
-        {"task": {"name": "toy_sum", "turns": 2}},
-        {"task": {"name": "toy_sum", "largest": "nine"}},
-        {"task": {"name": "toy_sum", "split": "eval"}},
-        {"task": {"name": "toy_sum", "held_out": 1}},
-        {"protocol": {"name": "debate", "trns": 2}},
-        {"protocol": {"name": "debate", "turns": [2]}},
-        {"protocol": {"name": "debate", "step_judge": {"agent": "ann", "sample": 3}}},
-        {"protocol": {"name": "game", "game": "kuhn_poker", "options": {"cards": 9}}},
-        {"reward": {"rules": ["zero_sm"]}},
-        {"reward": {"rules": [{"cost": {"per_tokn": 0.1}}]}},
-        {"reward": {"rules": [{"cost": {}, "own": {}}]}},
-        {"advantage": {"post": [{"whiten": {"kye": ["prompt"]}}]}},
-        {"loop": {"stages": [{"train": "sft", "build": {"threshold": {"abve": 0.5}}}]}},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("values", [
+    {"updates": "many"},
+    {"agents": {"ann": {"modle": "x"}}},
+    {"unknown": 1},
+    {"ppo": {"kl_in": "nowhere"}},
+    {"ppo": {"lam": 1.5}},
+    {"task": {"name": "toy_smu"}},
+    {"task": {"name": "toy_sum", "turns": 2}},
+    {"task": {"name": "toy_sum", "largest": "nine"}},
+    {"task": {"name": "toy_sum", "split": "eval"}},
+    {"task": {"name": "toy_sum", "held_out": 1}},
+    {"protocol": {"name": "debate", "trns": 2}},
+    {"protocol": {"name": "debate", "turns": [2]}},
+    {"protocol": {"name": "debate", "step_judge": {"agent": "ann", "sample": 3}}},
+    {"protocol": {"name": "game", "game": "kuhn_poker", "options": {"cards": 9}}},
+    {"reward": {"rules": ["zero_sm"]}},
+    {"reward": {"rules": [{"cost": {"per_tokn": 0.1}}]}},
+    {"reward": {"rules": [{"cost": {}, "own": {}}]}},
+    {"advantage": {"post": [{"whiten": {"kye": ["prompt"]}}]}},
+    {"loop": {"stages": [{"train": "sft", "build": {"threshold": {"abve": 0.5}}}]}},
+], ids=str)  # fmt: skip
 def test_the_schema_refuses_what_the_reader_refuses(values, validator):
     with pytest.raises(jsonschema.ValidationError):
         validator.validate(values)

@@ -117,10 +117,7 @@ def test_an_override_is_a_text_where_a_text_is_expected_and_a_number_where_a_num
     ],
 )
 def test_a_text_that_needs_quotes_is_told_so(tmp_path, override, key, got):
-    with pytest.raises(
-        ConfigError,
-        match=rf"{key}: expected a text, got {got}; put a text .* in quotes: {key.split('.')[-1]}: \"TEXT\"",
-    ):
+    with pytest.raises(ConfigError, match=rf"{key}: expected a text, got {got}; put a text .* in quotes:"):
         from_dict(read_values(written(tmp_path), [override]))
     quoted = override.replace("=", '="', 1) + '"'
     from_dict(read_values(written(tmp_path), [quoted])) if "alphabet" in key or "role" in key else None
@@ -145,9 +142,7 @@ def protocol_with(**names):
 @pytest.mark.parametrize("value", [("bonus",), ["bonus"], "bonus", {"bonus": 1}, frozenset({1}), None])
 def test_names_that_are_no_set_are_refused_in_one_line(monkeypatch, name, value):
     monkeypatch.setitem(PROTOCOLS, "mine", protocol_with(**{name: value}))
-    with pytest.raises(
-        ConfigError, match=rf"Mine\.{name}: expected a set of names, as frozenset\(\{{'\w+'\}}\), got"
-    ) as caught:
+    with pytest.raises(ConfigError, match=rf"Mine\.{name}: expected a set of names, as") as caught:
         from_dict({**BASE, "protocol": {"name": "mine"}})
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=rf"Mine\.{name}: expected a set of names"):
@@ -173,13 +168,9 @@ def test_what_a_rule_and_a_slot_need_is_told_apart_from_letters(monkeypatch):
 
     monkeypatch.setitem(RULES, "mine", Mine)
     monkeypatch.setitem(TRANSFORMS, "late", Late)
-    with pytest.raises(
-        ConfigError, match=r"Mine\.needs: expected a set of names, as frozenset\(\{'caller'\}\), got 'caller'"
-    ):
+    with pytest.raises(ConfigError, match=r"Mine\.needs: expected a set of names, as frozenset\(\{'caller'\}\), got"):
         from_dict({**BASE, "reward": {"rules": ["mine"]}})
-    with pytest.raises(
-        ConfigError, match=r"post: late: its needs are a tuple of columns, as \('caller',\), got 'caller'"
-    ):
+    with pytest.raises(ConfigError, match=r"post: late: its needs are a tuple of columns, as \('caller',\), got"):
         from_dict({**BASE, "advantage": {**MEAN, "key": ["prompt"], "post": ["late"]}})
     with pytest.raises(ConfigError, match=r"between_turns\(\): expected a set of names"):
         must_be_protocol(protocol_with(between_turns=lambda self: ["label"])(), "protocol")
@@ -354,17 +345,13 @@ def test_a_program_that_asks_nobody_is_an_error_where_no_words_decide_it(monkeyp
     def says(name):
         return warned({"protocol": {"name": "program", "run": f"test_newcomers:{name}"}})
 
-    with pytest.raises(
-        ConfigError, match=r"^protocol: the program asks no agent: no request came to its base_url; it f"
-    ):
+    with pytest.raises(ConfigError, match=r"^protocol: the program asks no agent: no request came to its base_url; it"):
         says("raises_first")
     monkeypatch.setattr(program, "REHEARSED_SECONDS", 0.1)
     failed, unasked = says("asks_late")
     assert "it did not end within 0.1 seconds" in failed and "asked none of the agents that are trained" in unasked
     monkeypatch.undo()
-    with pytest.raises(
-        ConfigError, match=r"^protocol: the program asks no agent: no request came to its base_url; let"
-    ):
+    with pytest.raises(ConfigError, match=r"^protocol: the program asks no agent: no request came to its base_url"):
         says("asks_late")
     first = ResolvedRun(from_dict(BASE)).task
     monkeypatch.setitem(TO_ITSELF, first.question(first[0]), "4")
@@ -405,36 +392,43 @@ def test_protocols_that_tell_are_not_warned_of(protocol):
     assert warned({"protocol": protocol}) == []
 
 
-def test_a_game_with_questions_is_warned_of_and_episodes_without_a_game_are_refused():
+def test_a_game_with_questions_is_warned_of():
     (line,) = warned({**GAME, "task": {"name": "toy_sum"}})
     assert "nobody is asked those of task toy_sum; set task: {name: episodes}" in line
     assert warned(GAME) == []
-    with pytest.raises(
-        ConfigError,
-        match=r"task: .episodes. has no questions, and protocol .debate. brings none; use protocol: .name: game.",
-    ):
-        from_dict({**BASE, "task": {"name": "episodes"}})
 
 
-def test_a_tokenizer_for_a_tiny_model_would_not_be_used():
-    with pytest.raises(ConfigError, match=r"agents.ann.tokenizer: a tiny model has a tokenizer of its own; remove it"):
-        from_dict({**BASE, "agents": {"ann": {"tiny": TINY, "tokenizer": "org/name"}}})
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"task": {"name": "episodes"}}, "task: .episodes. has no questions, and protocol .debate. brings none; use protocol: .name: game."),
+    ({"agents": {"ann": {"tiny": TINY, "tokenizer": "org/name"}}}, "agents.ann.tokenizer: a tiny model has a tokenizer of its own; remove it"),
+    ({"agents": {"ann": {"tiny": TINY, "lora": {}, "load_in_4bit": True}}}, "agents.ann.load_in_4bit: a tiny model is not quantised"),
+    ({"agents": {"ann": {"tiny": TINY, "lora": {}, "load_in_8bit": True}}}, "agents.ann.load_in_8bit: a tiny model is not quantised"),
+    ({"reward": {"penalties": {"min_tokens": 50}}},
+     "reward.penalties.min_tokens: answers of fewer than 50 tokens are fined, and those of ann, bob have at most 4, so each of them would be"),
+    ({"reward": {"penalties": {"min_tokens": 4}}, "agents": {"ann": {"tiny": TINY, "sampling": {"max_tokens": 3}}, "bob": {"tiny": TINY}}},
+     "those of ann have at most 3"),
+    ({"reward": {"sources": {"brevity": 1.0}, "brevity": {"tokens": 3}, "penalties": {"min_tokens": 3}}},
+     "reward.penalties.min_tokens: answers of fewer than 3 tokens are fined, and only shorter ones than 3 earn brevity"),
+    ({"reward": {"penalties": {}}, "ppo": {**BASE["ppo"], "stop_token": "none"}},
+     "answers that do not end by themselves are fined, and with ppo.stop_token: none no answer does"),
+])  # fmt: skip
+def test_what_contradicts_itself_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict({**BASE, **changes})
+
+
+def test_a_fine_is_taken_where_some_answers_escape_it():
+    assert from_dict({**BASE, "reward": {"penalties": {"min_tokens": 4}}}).reward.penalties.min_tokens == 4
 
 
 # -- what a machine lacks ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
-def test_quantised_models_need_their_package_and_a_model(monkeypatch, bits):
-    lora = {"lora": {}, bits: True}
-    with pytest.raises(ConfigError, match=rf"agents.ann.{bits}: a tiny model is not quantised"):
-        from_dict({**BASE, "agents": {"ann": {"tiny": TINY, **lora}}})
+def test_quantised_models_need_their_package(monkeypatch, bits):
     monkeypatch.setattr("maporl.config.agents.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError,
-        match=rf"agents.ann.{bits}: needs the package bitsandbytes; install it with: pip install .*\[quantized\]'",
-    ):
-        from_dict({**BASE, "agents": {"ann": {"model": "org/name", **lora}}})
+    with pytest.raises(ConfigError, match=rf"ann.{bits}: needs the package bitsandbytes; install it with: pip install .*\[quantized\]'"):  # fmt: skip
+        from_dict({**BASE, "agents": {"ann": {"model": "org/name", "lora": {}, bits: True}}})
 
 
 @pytest.mark.parametrize(
@@ -475,17 +469,11 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_run(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "the check leaves nothing"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"env": "Nope-v0"},
-            r"options.env: 'Nope-v0' cannot begin for 2 players: ValueError: .*; give a game of TextArena",
-        ),
-        ({"env": "Sudoku-v0"}, "options.env: 'Sudoku-v0' cannot begin for 2 players: AssertionError"),
-        ({}, "the package textarena is not installed; install it with: pip install .*games"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"env": "Nope-v0"}, r"options.env: 'Nope-v0' cannot begin for 2 players: ValueError: .*; give a game of TextArena"),
+    ({"env": "Sudoku-v0"}, "options.env: 'Sudoku-v0' cannot begin for 2 players: AssertionError"),
+    ({}, "the package textarena is not installed; install it with: pip install .*games"),
+])  # fmt: skip
 def test_textarena_says_in_one_line_what_it_lacks(monkeypatch, options, message):
     pytest.importorskip("textarena")
     if not options:
@@ -566,29 +554,6 @@ def test_no_text_tells_to_install_what_is_on_no_index():
 # -- keys in the wrong place, and models over tiny ones ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("ppo.learning_rat=1", "unknown key 'ppo.learning_rat'; did you mean 'training.learning_rate' or "),
-        ("learning_rate=1", "unknown key 'learning_rate'; did you mean 'training.learning_rate' or "),
-        ("training.kl_coef=1", "unknown key 'training.kl_coef'; did you mean 'ppo.kl_coef'\\? known: learning_rate, "),
-        ("training.temperature=1", "did you mean 'ppo.temperature' or 'evaluation.temperature' or "),
-        ("lora={}", "unknown key 'lora'; did you mean 'agents.NAME.lora'"),
-        ("agents.ann.r=8", "unknown key 'agents.ann.r'; did you mean 'agents.NAME.lora.r'"),
-        ("horizon=last", "did you mean 'reward.horizon'"),
-        ("training.learning_rat=1", "did you mean 'learning_rate'"),
-        ("qqq=1", "unknown key 'qqq'; known: "),
-        (
-            "turns=3",
-            "unknown key 'turns'; known: .*; what a protocol or a task can be told stands below protocol: or task:",
-        ),
-    ],
-)
-def test_a_key_of_another_section_is_named_with_its_section(tmp_path, override, message):
-    with pytest.raises(ConfigError, match=message):
-        from_dict(read_values(written(tmp_path), [override]))
-
-
 def test_a_model_takes_the_place_of_a_tiny_one_and_a_tiny_one_that_of_a_model(tmp_path):
     ann = parse_config(read_values(written(tmp_path), ["agents.ann.model=org/name"])).agents["ann"]
     assert ann.model == "org/name" and ann.tiny is None
@@ -600,10 +565,7 @@ def test_a_model_takes_the_place_of_a_tiny_one_and_a_tiny_one_that_of_a_model(tm
     ).agents["ann"]
     assert back.model is None and back.tiny.layers == 1
     both = written(tmp_path, {"agents": {"ann": {"model": "org/name", "tiny": TINY}}})
-    with pytest.raises(
-        ConfigError,
-        match=r"agents.ann: give either .* got both; remove one of them, for example with agents.ann.tiny=null",
-    ):
+    with pytest.raises(ConfigError, match=r"agents.ann: give either .* got both; remove one of them, for example with"):
         from_dict(read_values(both))
     assert from_dict(read_values(both, ["agents.ann.tiny=null"])).agents["ann"].model == "org/name"
 
@@ -656,75 +618,64 @@ def test_a_start_in_python_does_not_import_deepspeed(tmp_path):
 # -- values of the wrong kind ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("task=gsm8k", "task: expected a mapping of keys to values, as {name: gsm8k}, got 'gsm8k'"),
-        ("protocol=debate", "protocol: expected a mapping of keys to values, as {name: debate}, got 'debate'"),
-        ("advantage.key=prompt", "advantage.key: expected a list, as [prompt], got 'prompt'"),
-        ("training.report_to=wandb", "training.report_to: expected a list, as [wandb], got 'wandb'"),
-        ("reward.rules=[{own: 1}]", "reward.rules.0.own: expected a mapping of keys to values, got 1"),
-        ("ppo.stop_token_id=x", "ppo.stop_token_id: expected a whole number, got 'x'; ppo.stop_token_id: expected a list, as [x], got 'x'"),
-        ("updates=0", "updates: expected at least 1, got 0"),
-        ("updates=1.5", "updates: expected a whole number, got 1.5"),
-        ("updates=lots", "updates: expected a whole number, got 'lots'"),
-        ("training.learning_rate=abc", "training.learning_rate: expected a number, got 'abc'"),
-        ("training.use_cpu=maybe", "training.use_cpu: expected true or false, got 'maybe'"),
-        ("output_dir=", "output_dir: expected a text, got None"),
-        ("agents.ann.engine=vlm", "agents.ann.engine: unknown 'vlm'; did you mean 'vllm'? known: "),
-        ("agents.ann.engine=openai", "agents.ann.engine: openai needs agents.ann.api, for example api: {model: NAME}"),
-        ("agents.ann.api={model: x}", "agents.ann.api: goes with engine: openai, got engine 'transformers'; give both or neither"),
-    ],
-)  # fmt: skip
-def test_a_value_of_the_wrong_kind_is_told_what_it_should_be(tmp_path, override, message):
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(("override", "message"), [
+    ("ppo.learning_rat=1", "unknown key 'ppo.learning_rat'; did you mean 'training.learning_rate' or "),
+    ("learning_rate=1", "unknown key 'learning_rate'; did you mean 'training.learning_rate' or "),
+    ("training.kl_coef=1", r"unknown key 'training.kl_coef'; did you mean 'ppo.kl_coef'\? known: learning_rate, "),
+    ("training.temperature=1", ".*did you mean 'ppo.temperature' or 'evaluation.temperature' or "),
+    ("lora={}", "unknown key 'lora'; did you mean 'agents.NAME.lora'"),
+    ("agents.ann.r=8", "unknown key 'agents.ann.r'; did you mean 'agents.NAME.lora.r'"),
+    ("horizon=last", ".*did you mean 'reward.horizon'"),
+    ("training.learning_rat=1", ".*did you mean 'learning_rate'"),
+    ("qqq=1", "unknown key 'qqq'; known: "),
+    ("turns=3", "unknown key 'turns'; known: .*; what a protocol or a task can be told stands below protocol: or task:"),
+    ("task=gsm8k", "task: expected a mapping of keys to values, as {name: gsm8k}, got 'gsm8k'"),
+    ("protocol=debate", "protocol: expected a mapping of keys to values, as {name: debate}, got 'debate'"),
+    ("advantage.key=prompt", r"advantage.key: expected a list, as \[prompt\], got 'prompt'"),
+    ("training.report_to=wandb", r"training.report_to: expected a list, as \[wandb\], got 'wandb'"),
+    ("reward.rules=[{own: 1}]", "reward.rules.0.own: expected a mapping of keys to values, got 1"),
+    ("ppo.stop_token_id=x", r"ppo.stop_token_id: expected a whole number, got 'x'; ppo.stop_token_id: expected a list, as \[x\], got 'x'"),
+    ("updates=0", "updates: expected at least 1, got 0"),
+    ("updates=1.5", "updates: expected a whole number, got 1.5"),
+    ("updates=lots", "updates: expected a whole number, got 'lots'"),
+    ("training.learning_rate=abc", "training.learning_rate: expected a number, got 'abc'"),
+    ("training.use_cpu=maybe", "training.use_cpu: expected true or false, got 'maybe'"),
+    ("output_dir=", "output_dir: expected a text, got None"),
+    ("agents.ann.engine=vlm", r"agents.ann.engine: unknown 'vlm'; did you mean 'vllm'\? known: "),
+    ("agents.ann.engine=openai", "agents.ann.engine: openai needs agents.ann.api, for example api: {model: NAME}"),
+    ("agents.ann.api={model: x}", "agents.ann.api: goes with engine: openai, got engine 'transformers'; give both or neither"),
+])  # fmt: skip
+def test_a_key_of_another_section_and_a_value_of_another_kind_are_told_what_was_meant(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=f"^configuration: {message}"):
         from_dict(read_values(written(tmp_path), [override]))
-    assert str(caught.value).startswith(f"configuration: {message}")
 
 
 def test_a_folder_without_weights_is_no_model_and_no_adapter(tmp_path):
     for key, file in (("model", "config.json"), ("adapter", "adapter_config.json")):
-        with pytest.raises(
-            ConfigError,
-            match=rf"agents.ann.{key}: the folder '.*' has no {file}; expected a folder that save_pretrained wrote",
-        ):
+        with pytest.raises(ConfigError, match=rf"agents.ann.{key}: the folder '.*' has no {file}; expected a folder"):
             from_dict(read_values(written(tmp_path), [f"agents.ann.{key}={tmp_path}"]))
 
 
 def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"^nosuch: no such file or folder, and as a recipe unknown 'nosuch'; known: "
-    ):
+    with pytest.raises(ConfigError, match=r"^nosuch: no such file or folder, and as a recipe unknown 'nosuch'; known:"):
         read_values("nosuch")
     with pytest.raises(ConfigError, match=r"^run: is a folder; expected a YAML file$"):
         read_values("run")
     (tmp_path / "run/config.yaml").write_text("updates: 1")
-    with pytest.raises(
-        ConfigError, match=r"^run: is a folder; expected a YAML file: the configuration of its run is run/config.yaml$"
-    ):
+    with pytest.raises(ConfigError, match=r"^run: is a folder; expected a YAML file: the configuration of its run is"):
         read_values("run")
 
 
-@pytest.mark.parametrize(
-    ("change", "warning"),
-    [
-        (
-            {"training.learning_rate": 300},
-            "training.learning_rate: 300 is far above what is usual of a tiny model, 1e-06 to 0.02",
-        ),
-        ({"reward.sources": "{label: -1}"}, "reward.sources: label has the weight -1, so right answers cost"),
-        (
-            {"reward.rules": "[own]", "reward.share": "individual"},
-            "reward.share: it is set, and nothing reads it: reward.rules take their place; remove it",
-        ),
-        (
-            {"training.per_device_train_batch_size": 5000, "ppo.num_mini_batches": 1},
-            "an update has 5000 questions, and the training split 1600, so some are asked several times",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "warning"), [
+    ({"training.learning_rate": 300}, "training.learning_rate: 300 is far above what is usual of a tiny model, 1e-06 to 0.02"),
+    ({"reward.sources": "{label: -1}"}, "reward.sources: label has the weight -1, so right answers cost"),
+    ({"reward.rules": "[own]", "reward.share": "individual"},
+     "reward.share: it is set, and nothing reads it: reward.rules take their place; remove it"),
+    ({"training.per_device_train_batch_size": 5000, "ppo.num_mini_batches": 1},
+     "an update has 5000 questions, and the training split 1600, so some are asked several times"),
+])  # fmt: skip
 def test_check_warns_of_what_is_hardly_ever_meant(tmp_path, change, warning):
     values = [f"output_dir={tmp_path}/run", *(f"{key}={value}" for key, value in change.items())]
     lines = check_run(load("quickstart", values))
@@ -770,32 +721,20 @@ def line_of(begins, changes):
 EVE = {"agents": {"ann": {"tiny": TINY}, "bob": {"tiny": TINY}, "eve": {"tiny": TINY, "trainable": False}}}
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({}, "ann and bob in all turns"),
-        ({"protocol": {**BASE["protocol"], "turns": 1}}, "ann and bob"),
-        (EVE, "ann and bob in all turns; eve plays and never learns"),
-        ({"schedule": {"train_first_turn": False}}, "ann and bob in turn 2"),
-        (
-            {"schedule": {"round_robin": {"every": 2}}, "updates": 5},
-            "updates 1 to 2: ann in all turns; updates 3 to 4: bob in all turns; update 5: ann in all turns",
-        ),
-        (
-            {"schedule": {"critic_warmup": 1, "freeze": [{"agent": "bob", "first": 2, "last": 9}]}, "updates": 9},
-            "update 1: only the critics of ann and bob in all turns; updates 2 to 9: ann in all turns",
-        ),
-        (
-            {"schedule": {"swap": {"agents": ["ann", "bob"], "every": 5}}},
-            "ann and bob in all turns; ann and bob exchange their weights every 5 updates",
-        ),
-        (
-            {"schedule": {"cycle": [{"updates": 1, "turns": [1]}, {"updates": 1, "turns": [2]}]}},
-            "update 1: ann and bob in turn 1; update 2: ann and bob in turn 2; update 3: ann and bob in turn 1; update 4: "
-            "ann and bob in turn 2; update 5: ann and bob in turn 1; update 6: ann and bob in turn 2; and so on",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "told"), [
+    ({}, "ann and bob in all turns"),
+    ({"protocol": {**BASE["protocol"], "turns": 1}}, "ann and bob"),
+    (EVE, "ann and bob in all turns; eve plays and never learns"),
+    ({"schedule": {"train_first_turn": False}}, "ann and bob in turn 2"),
+    ({"schedule": {"round_robin": {"every": 2}}, "updates": 5},
+     "updates 1 to 2: ann in all turns; updates 3 to 4: bob in all turns; update 5: ann in all turns"),
+    ({"schedule": {"critic_warmup": 1, "freeze": [{"agent": "bob", "first": 2, "last": 9}]}, "updates": 9},
+     "update 1: only the critics of ann and bob in all turns; updates 2 to 9: ann in all turns"),
+    ({"schedule": {"swap": {"agents": ["ann", "bob"], "every": 5}}},
+     "ann and bob in all turns; ann and bob exchange their weights every 5 updates"),
+    ({"schedule": {"cycle": [{"updates": 1, "turns": [1]}, {"updates": 1, "turns": [2]}]}},
+     "update 1: ann and bob in turn 1; update 2: ann and bob in turn 2; update 3: ann and bob in turn 1; update 4: " "ann and bob in turn 2; update 5: ann and bob in turn 1; update 6: ann and bob in turn 2; and so on"),
+])  # fmt: skip
 def test_the_check_says_who_learns_in_which_turns(changes, told):
     assert line_of("learning: ", changes) == told
 
@@ -838,38 +777,6 @@ def test_the_check_says_what_bonuses_and_fines_are():
     eos = {"ppo": {**BASE["ppo"], "missing_eos_penalty": 1.0}}
     assert line_of("fine: ", {"reward": reward, **eos}) == "1 off the credit of what does not end by itself"
     assert not [line for line in check_lines({}) if line.startswith(("bonus: ", "fine"))]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"reward": {"penalties": {"min_tokens": 50}}},
-            "reward.penalties.min_tokens: answers of fewer than 50 tokens are fined, and those of ann, bob have at most 4, "
-            "so each of them would be",
-        ),
-        (
-            {
-                "reward": {"penalties": {"min_tokens": 4}},
-                "agents": {"ann": {"tiny": TINY, "sampling": {"max_tokens": 3}}, "bob": {"tiny": TINY}},
-            },
-            "those of ann have at most 3",
-        ),
-        (
-            {"reward": {"sources": {"brevity": 1.0}, "brevity": {"tokens": 3}, "penalties": {"min_tokens": 3}}},
-            "reward.penalties.min_tokens: answers of fewer than 3 tokens are fined, and only shorter ones than 3 earn brevity",
-        ),
-        (
-            {"reward": {"penalties": {}}, "ppo": {**BASE["ppo"], "stop_token": "none"}},
-            "answers that do not end by themselves are fined, and with ppo.stop_token: none no answer does",
-        ),
-    ],
-)
-def test_a_fine_that_every_answer_would_get_is_refused(changes, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        from_dict({**BASE, **changes})
-    at_the_limit = {"reward": {"penalties": {"min_tokens": 4}}}
-    assert from_dict({**BASE, **at_the_limit}).reward.penalties.min_tokens == 4
 
 
 def test_faults_of_several_parts_are_listed_together():
