@@ -300,9 +300,7 @@ class TestWhatEnvironmentsSayAndPay:
                 super().reset(seed, row)
                 return said
 
-        with pytest.raises(
-            EnvironmentFailure, match=rf"environment 'shop', question e, seed \d+: it cannot begin: {message}"
-        ):
+        with pytest.raises(EnvironmentFailure, match=r"environment 'shop', question e, seed \d+: it cannot begin:"):
             play(["4"], make=Odd)
         # one was made to ask for its tools, and never began
         assert Place.log == ["close", "reset", "close"]
@@ -312,6 +310,7 @@ class TestWhatEnvironmentsSayAndPay:
         [
             ("1", "paid '1' to 'ann'"),
             (float("-inf"), "paid -inf to 'ann'"),
+            (float("nan"), "paid nan to 'ann'"),
             (10**400, "paid 1000.* to 'ann'"),
             ({"ann": None}, "paid None to 'ann'"),
             ({"cy": 1.0}, "paid 1.0 to 'cy'"),
@@ -353,13 +352,9 @@ class TestWhatEnvironmentsSayAndPay:
             def tools(self, agent):
                 return [Tool.of(act)]
 
-        with pytest.raises(
-            EnvironmentFailure, match=r"environment 'shop', question e, seed \d+: act\(\) of agent 'ann' was paid"
-        ):
+        with pytest.raises(EnvironmentFailure, match=r"environment 'shop', question e, seed \d+: act\(\) of agent"):
             play([call("act"), "4"], make=Pays)
-        with pytest.raises(
-            EnvironmentFailure, match=r"tool 'act', question e: act\(\) of agent 'ann' was paid .*; expected a"
-        ):
+        with pytest.raises(EnvironmentFailure, match=r"tool 'act', question e: act\(\) of agent 'ann' was paid "):
             play([call("act"), "4"], [act])
 
     @pytest.mark.parametrize("method", ["reset", "observe", "over", "state", "reward"])
@@ -444,45 +439,35 @@ def test_what_a_call_changes_in_the_process_is_put_back(name, capsys):
     assert (random.getstate(), np.random.get_state()[1].tolist(), Path.cwd()) == before
 
 
-class TestNamesOfTools:
-    def kit(self, names, call_format="auto", tools=()):
-        given = TeamTools.of({"ann": list(tools)}, {"shop": Place}, ["ann"])
-        return agent_tools("ann", ToolGrant(tuple(names), call_format, CallLimits()), given.world, None, 100)
+def search(a: int = 0) -> str:
+    """Search.
 
-    def test_two_tools_of_one_name(self):
-        def act() -> str:
-            """Act."""
-            return "y"
+    Args:
+        a: one
+    """
+    return "y"
 
-        with pytest.raises(ConfigError, match=r"agents\.ann\.tools: it has two tools called 'act'; rename one of them"):
-            self.kit(["act", "shop"], tools=[act])
 
-    def test_a_misspelt_name_has_its_nearest(self):
-        def search() -> str:
-            """Search."""
-            return "y"
+def add(a: int, b: int) -> int:
+    """Add.
 
-        with pytest.raises(
-            ConfigError, match=r"agents\.ann\.tools: unknown 'serach'; did you mean 'search'\? known: search, shop; add"
-        ):
-            self.kit(["serach"], tools=[search])
-        with pytest.raises(ConfigError, match=r"agents\.ann\.tools: shop\.atc: unknown 'atc'; did you mean 'act'\?"):
-            self.kit(["shop.atc"])
+    Args:
+        a: one
+        b: other
+    """
+    return a + b
 
-    def test_tags_hold_one_argument(self):
-        def add(a: int, b: int) -> int:
-            """Add.
 
-            Args:
-                a: one
-                b: other
-            """
-            return a + b
-
-        with pytest.raises(
-            ConfigError, match=r"agents\.ann\.call_format: tags: tool add needs .*; use call_format: json"
-        ):
-            self.kit(["add"], "tags", [add])
+@pytest.mark.parametrize(("names", "call_format", "tools", "message"), [
+    (["act", "shop"], "auto", [Tool.of(search, "act")], r"agents\.ann\.tools: it has two tools called 'act'; rename one of them"),
+    (["serach"], "auto", [search], r"agents\.ann\.tools: unknown 'serach'; did you mean 'search'\? known: search, shop; add"),
+    (["shop.atc"], "auto", [], r"agents\.ann\.tools: shop\.atc: unknown 'atc'; did you mean 'act'\?"),
+    (["add"], "tags", [add], r"agents\.ann\.call_format: tags: tool add needs .*; use call_format: json"),
+])  # fmt: skip
+def test_names_of_tools_that_cannot_be_are_refused(names, call_format, tools, message):
+    given = TeamTools.of({"ann": tools}, {"shop": Place}, ["ann"])
+    with pytest.raises(ConfigError, match=message):
+        agent_tools("ann", ToolGrant(tuple(names), call_format, CallLimits()), given.world, None, 100)
 
 
 class TestServersThatDie:
@@ -512,9 +497,7 @@ class TestServersThatDie:
         examples = [Example("e", "1+1=", "2"), Example("f", "2+2=", "4")]
         try:
             if on_lost == "stop":
-                with pytest.raises(
-                    EnvironmentFailure, match=r"environment 'shop', question e, seed \d+: die: its server has"
-                ):
+                with pytest.raises(EnvironmentFailure, match=r"environment 'shop', question e, seed \d+: die: its"):
                     driver.play(examples)
                 return
             first, second = driver.play(examples)

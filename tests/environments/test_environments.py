@@ -112,9 +112,7 @@ class TestForks:
         script = lambda r: "4" if r.ask.continues is not None else call  # noqa: E731
         driver = driver_of(script, world, Chain(turns=1))
         section = BranchingSection(how="fork_every", group=2)
-        with pytest.raises(
-            EnvironmentFailure, match=r"environment 'shop' does not replay: call 1, buy\(\), gave 'piece"
-        ):
+        with pytest.raises(EnvironmentFailure, match=r"environment 'shop' does not replay: call 1, buy\(\), gave"):
             play_branched(driver, EXAMPLES[:1], section, lambda d: [0.0] * len(d))
         world.drop_all()
 
@@ -206,14 +204,6 @@ class TestPlainTools:
         (dialogue,) = driver.play(EXAMPLES[:1])
         return [c.result for u in dialogue.utterances for c in u.calls]
 
-    def test_what_a_tool_raises_is_told(self):
-        def fail() -> str:
-            """Fail."""
-            raise SystemExit("gone")
-
-        (result,) = self.play(fail, [call("fail"), "4"])
-        assert (result.error, result.text) == ("raised", "SystemExit: gone")
-
     def test_a_tool_that_hangs(self):
         done = threading.Event()
 
@@ -260,15 +250,6 @@ class TestPlainTools:
         (result,) = self.play(much, [call("much"), "4"], result_tokens=10)
         assert (len(result.text), result.left_out) == (40, 2**18 - 10)
 
-    def test_control_characters_and_bytes(self):
-        def odd() -> str:
-            """Return odd characters."""
-            return "a\x00b\x1b[31m\ud800"
-
-        (result,) = self.play(odd, [call("odd"), "4"])
-        assert "\x00" not in result.text and "\x1b" not in result.text
-        result.text.encode()
-
 
 class TestALostEnvironment:
     def test_its_dialogue_ends_and_is_marked(self):
@@ -313,26 +294,6 @@ class TestALostEnvironment:
 
 
 class TestFaultsOfEnvironments:
-    def test_reset_that_fails(self):
-        class Broken(Shop):
-            def reset(self, seed, row):
-                raise RuntimeError("out of stock")
-
-        world = World(environments={"shop": spec(Broken)})
-        with pytest.raises(EnvironmentFailure, match=r"it cannot begin: .*out of stock"):
-            driver_of(by_turns(ann=[], bob=[]), world).play(EXAMPLES[:1])
-
-    def test_a_reward_that_is_no_number(self):
-        class Odd(Shop):
-            def reward(self):
-                return float("nan")
-
-        world = World(environments={"shop": spec(Odd)})
-        driver = driver_of(by_turns(ann=["4"], bob=["4"]), world)
-        with pytest.raises(EnvironmentFailure, match=r"reward\(\) paid nan to 'ann'"):
-            driver.play(EXAMPLES[:1])
-        world.drop_all()
-
     @pytest.mark.parametrize(
         ("method", "value", "message"),
         [

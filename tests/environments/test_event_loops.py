@@ -139,9 +139,7 @@ def test_many_blocked_loops_stop_the_run(monkeypatch):
     monkeypatch.setattr(workers, "MOST_LEFT", 2)
     crew = Workers()
     assert run(crew, blocks, 0.2).late
-    with pytest.raises(
-        TooManyLeft, match=r"blocks: 2 calls took longer than they may and cannot be ended, the last one 0\.2 s"
-    ):
+    with pytest.raises(TooManyLeft, match=r"blocks: 2 calls took longer than they may and cannot be ended, the last"):
         run(crew, blocks, 0.2)
 
 

@@ -159,19 +159,11 @@ def test_one_that_dies_at_its_reward_is_lost():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind, options, words",
-    [
-        pytest.param(
-            "BlocksAtReset",
-            {"open_seconds": 0.5},
-            r"reset did not answer within 0.5 s; raise open_seconds",
-            marks=pytest.mark.slow,
-        ),
-        ("FailsAtReset", {}, r"isolated_worlds.py, line \d+: ValueError: no goods"),
-        pytest.param("Stock", {"options": {"size": 3}}, r"unexpected keyword argument 'size'", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("kind, options, words", [
+    pytest.param("BlocksAtReset", {"open_seconds": 0.5}, r"reset did not answer within 0.5 s; raise open_seconds", marks=pytest.mark.slow),
+    ("FailsAtReset", {}, r"isolated_worlds.py, line \d+: ValueError: no goods"),
+    pytest.param("Stock", {"options": {"size": 3}}, r"unexpected keyword argument 'size'", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_one_that_cannot_begin_stops_the_run_in_one_line(kind, options, words):
     world = world_of(kind, **options)
     with pytest.raises(EnvironmentFailure, match=words):

@@ -256,17 +256,13 @@ class TestPettingZoo:
 
     def test_a_payment_to_nobody_is_named(self):
         game = begun("parallel", Pay, pays="c")
-        with pytest.raises(
-            ConfigError, match=r"mine/Pay-v0 pays 1.0 to 'c'; expected one of its possible_agents, a, b"
-        ):
+        with pytest.raises(ConfigError, match=r"mine/Pay-v0 pays 1.0 to 'c'; expected one of its possible_agents, a"):
             game.step({0: "0", 1: "0"})
 
     def test_an_environment_that_never_lets_an_agent_go_is_named(self):
         game = begun("aec", Turns, how="stuck")
         game.step({0: "0"})
-        with pytest.raises(
-            ConfigError, match=r"mine/Turns-v0 selects 'a', which has ended, and leaves it among its agents"
-        ):
+        with pytest.raises(ConfigError, match=r"mine/Turns-v0 selects 'a', which has ended, and leaves it among its"):
             game.step({1: "0"})
 
     def test_functions_of_the_user_show_and_read(self):
@@ -276,25 +272,6 @@ class TestPettingZoo:
         assert [u.heard for u in said] == ["player_1: 9 free", "player_2: 8 free", "player_1: 7 free"]
         assert outcome == "illegal" and [u.rewards["legal"] for u in said] == [1, 1, 0]
 
-    @pytest.mark.parametrize(
-        ("options", "count", "words"),
-        [
-            ({"env": "classic/nothing-v1"}, 2, r"options.env: 'classic/nothing-v1' cannot be made with api aec"),
-            ({}, 3, r"classic/tictactoe-v3 has 2 seats, player_1, player_2, but 3 agents play"),
-            ({"actions": ["a", "b"]}, 2, r"actions: expected 9 names, got 2"),
-            (
-                {"show": "played_games:broken"},
-                2,
-                r"show: played_games:broken failed: .*played_games.py, line \d+: KeyError",
-            ),
-            ({"show": "played_games:number"}, 2, r"show: played_games:number returned 3, expected a text"),
-            ({"options": {"colour": 3}}, 2, r"cannot be made with api aec: TypeError"),
-        ],
-    )
-    def test_what_cannot_be_played_is_one_clear_error(self, options, count, words):
-        with pytest.raises(ConfigError, match=words):
-            play(PlayGame("pettingzoo", options=options), count, anything)
-
     def test_functions_that_do_not_fit_are_refused_before_the_game(self):
         with pytest.raises(ValueError, match="nobody"):
             PlayGame("pettingzoo", options={"show": "played_games:nobody"})
@@ -303,9 +280,7 @@ class TestPettingZoo:
 
     def test_a_missing_package_is_named(self, monkeypatch):
         monkeypatch.setattr("maporl.integrations.petting_zoo.find_spec", lambda name: None)
-        with pytest.raises(
-            ConfigError, match=r"the package pettingzoo is not installed; install it with: pip install .*games"
-        ):
+        with pytest.raises(ConfigError, match=r"the package pettingzoo is not installed; install it with: pip install"):
             play(PlayGame("pettingzoo"), 2, anything)
 
 
@@ -326,15 +301,6 @@ class TestGymnasium:
         _, said = play(PlayGame("gymnasium", options={"env": newest, "longest": 3}), 1, anything)
         assert set(said[0].tags["moves"]) < set("012345") and len(said) == 3
 
-    def test_another_environment_is_named(self):
-        with pytest.raises(ConfigError, match=r"game gymnasium: options.env: 'Nope-v1' cannot be made"):
-            play(PlayGame("gymnasium", options={"env": "Nope-v1"}), 1, anything)
-        with pytest.raises(
-            ConfigError, match="only Discrete and Text spaces have words; give another env, or"
-        ) as caught:
-            play(PlayGame("gymnasium", options={"env": "Pendulum-v1"}), 1, anything)
-        assert "parse" not in str(caught.value)  # which is an option of PettingZoo's games alone
-
 
 class TestTextArena:
     def test_four_players_bluff_and_an_invalid_move_costs_its_reward_legal(self):
@@ -353,14 +319,23 @@ class TestTextArena:
         game.told = {0: {"role": "Mafia"}, 1: {"role": "Player 1"}}
         assert [game.revealed(player) for player in (0, 1, 2)] == [{"secret_role": "Mafia"}, {}, {}]
 
-    def test_a_wrong_number_of_players_is_told_in_its_words(self):
-        with pytest.raises(
-            ConfigError,
-            match=r"'TicTacToe-v0' cannot begin for 3 players: AssertionError: The number of players has to be 2",
-        ):
-            play(PlayGame("textarena"), 3, anything)
-        with pytest.raises(ValueError, match=r"textarena has 2 to 15 players but agents are \['agent0'\]"):
-            play(PlayGame("textarena"), 1, anything)
+
+@pytest.mark.parametrize(("game", "options", "count", "words"), [
+    ("pettingzoo", {"env": "classic/nothing-v1"}, 2, "options.env: 'classic/nothing-v1' cannot be made with api aec"),
+    ("pettingzoo", {}, 3, "classic/tictactoe-v3 has 2 seats, player_1, player_2, but 3 agents play"),
+    ("pettingzoo", {"actions": ["a", "b"]}, 2, "actions: expected 9 names, got 2"),
+    ("pettingzoo", {"show": "played_games:broken"}, 2, r"show: played_games:broken failed: .*played_games.py, line \d+: KeyError"),
+    ("pettingzoo", {"show": "played_games:number"}, 2, "show: played_games:number returned 3, expected a text"),
+    ("pettingzoo", {"options": {"colour": 3}}, 2, "cannot be made with api aec: TypeError"),
+    ("gymnasium", {"env": "Nope-v1"}, 1, "game gymnasium: options.env: 'Nope-v1' cannot be made"),
+    # parse is an option of PettingZoo's games alone
+    ("gymnasium", {"env": "Pendulum-v1"}, 1, "^(?!.*parse).*only Discrete and Text spaces have words; give another env, or"),
+    ("textarena", {}, 3, "'TicTacToe-v0' cannot begin for 3 players: AssertionError: The number of players has to be 2"),
+    ("textarena", {}, 1, r"textarena has 2 to 15 players but agents are \['agent0'\]"),
+])  # fmt: skip
+def test_what_cannot_be_played_is_one_clear_error(game, options, count, words):
+    with pytest.raises(ValueError, match=words):
+        play(PlayGame(game, options=options), count, anything)
 
 
 # -- what follows an illegal move --------------------------------------------------------------------------------------
@@ -483,9 +458,7 @@ def test_an_engine_makes_random_legal_moves_of_its_place_in_the_run():
     said = [[reply.text for reply in engine.generate(row, None)] for row in requests]
     assert {row[0] for row in said} == {"1", "2", "3"} and {tuple(row[1:]) for row in said} == {("A", "x")}
     assert said == [[reply.text for reply in engine.generate(row, None)] for row in requests]
-    with pytest.raises(
-        ConfigError, match=r"agents.bob.engine: random makes legal moves of games, and none are listed here"
-    ):
+    with pytest.raises(ConfigError, match=r"agents.bob.engine: random makes legal moves of games, and none are listed"):
         engine.generate([SimpleNamespace(ask=Ask("bob", []), rng_key=None)], None)
     for options in ({"move": ["A"]}, {"moves": []}, {"moves": "AB"}, {"moves": [1]}):
         with pytest.raises(ConfigError, match="engine random takes moves, a list of texts"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maporl.environments.base import Environment, Tool, as_result
+from maporl.environments.base import Tool, as_result
 from maporl.errors import ConfigError
 from maporl.types import Act, Call, Dialogue, Example, Result, Stop, TurnEnd, Utterance, from_json, to_json
 
@@ -79,11 +79,6 @@ def test_results_of_any_kind():
     assert as_result(5).text == "5"
     assert as_result(b"\xff a").text == "\ufffd a"
     assert as_result(Result("x", reward=1.0)).reward == 1.0
-
-
-def test_an_environment_must_define_its_tools():
-    with pytest.raises(NotImplementedError, match="Environment: an environment defines tools"):
-        Environment().tools("ann")
 
 
 def test_the_record_holds_calls_and_reads_back_equal():

@@ -4,9 +4,8 @@ import pytest
 import torch
 from datasets import Dataset
 from tool_models import characters
-from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from trl_environments import TEMPLATE, tool_call
+from trl_environments import TEMPLATE, model_of, tool_call
 
 from maporl import Agent, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.config.schema import AdvantageConfig, BranchingSection
@@ -62,23 +61,6 @@ SCRIPTS = [
     [tool_call("buy", {"count": 9}), tool_call("price", {"unit": 1.5}), f"Too dear.{END}"],
 ]
 """What each of four rollouts says: calls, a call that fails, and an answer."""
-
-
-def model_of(tokenizer):
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            max_position_embeddings=8192,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
 
 
 def in_trl(tmp_path):

@@ -4,7 +4,9 @@ import asyncio
 import json
 import random
 
+import torch
 from tool_models import trl_template
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
 class Shop:
@@ -138,3 +140,13 @@ TEMPLATE = trl_template("qwen3")
 
 def tool_call(name, arguments):
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call><|im_end|>'
+
+
+def model_of(tokenizer):
+    """A tiny model of the tokenizer's size, for TRL's trainer and for the one here."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config)
