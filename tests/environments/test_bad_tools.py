@@ -352,7 +352,7 @@ class TestWhatEnvironmentsSayAndPay:
             def tools(self, agent):
                 return [Tool.of(act)]
 
-        with pytest.raises(EnvironmentFailure, match=r"environment 'shop', question e, seed \d+: act\(\) of agent"):
+        with pytest.raises(EnvironmentFailure, match=r"'shop', question e, seed \d+: act\(\) of agent 'ann' was paid"):
             play([call("act"), "4"], make=Pays)
         with pytest.raises(EnvironmentFailure, match=r"tool 'act', question e: act\(\) of agent 'ann' was paid "):
             play([call("act"), "4"], [act])
@@ -497,7 +497,7 @@ class TestServersThatDie:
         examples = [Example("e", "1+1=", "2"), Example("f", "2+2=", "4")]
         try:
             if on_lost == "stop":
-                with pytest.raises(EnvironmentFailure, match=r"environment 'shop', question e, seed \d+: die: its"):
+                with pytest.raises(EnvironmentFailure, match=r"question e, seed \d+: die: its server has"):
                     driver.play(examples)
                 return
             first, second = driver.play(examples)

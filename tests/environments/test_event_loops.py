@@ -139,7 +139,9 @@ def test_many_blocked_loops_stop_the_run(monkeypatch):
     monkeypatch.setattr(workers, "MOST_LEFT", 2)
     crew = Workers()
     assert run(crew, blocks, 0.2).late
-    with pytest.raises(TooManyLeft, match=r"blocks: 2 calls took longer than they may and cannot be ended, the last"):
+    with pytest.raises(
+        TooManyLeft, match=r"2 calls took longer than they may and cannot be ended, the last one 0\.2 s"
+    ):
         run(crew, blocks, 0.2)
 
 

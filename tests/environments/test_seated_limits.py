@@ -79,7 +79,9 @@ def test_a_fault_of_textarena_names_the_game_and_the_words(monkeypatch):
         raise KeyError("board")
 
     monkeypatch.setattr(game.world, "step", broken)
-    with pytest.raises(ConfigError, match=r"TicTacToe-v0 failed after the words '\[4\]' of player 0: .*KeyError:"):
+    with pytest.raises(
+        ConfigError, match=r"TicTacToe-v0 failed after .* '\[4\]' of player 0: .*KeyError: 'board'; this is"
+    ):
         game.step({0: "[4]"})
 
 

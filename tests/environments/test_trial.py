@@ -143,7 +143,9 @@ class TestFaultsThatItFinds:
         monkeypatch.chdir(tmp_path)
         np.random.seed(4)
         odd = variant(tools=_buy_with(work))
-        with pytest.raises(EnvironmentFailure, match=rf"call 1, buy\(\) changed {part}, which .*; use .* or set"):
+        with pytest.raises(
+            EnvironmentFailure, match=rf"call 1, buy\(\) changed {part}, which .* or set concurrent = False"
+        ):
             tried(odd)
         os.chdir(tmp_path)
         assert tried(variant(tools=_buy_with(work), concurrent=False)).results[0].text == "x"

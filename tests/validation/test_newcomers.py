@@ -168,9 +168,9 @@ def test_what_a_rule_and_a_slot_need_is_told_apart_from_letters(monkeypatch):
 
     monkeypatch.setitem(RULES, "mine", Mine)
     monkeypatch.setitem(TRANSFORMS, "late", Late)
-    with pytest.raises(ConfigError, match=r"Mine\.needs: expected a set of names, as frozenset\(\{'caller'\}\), got"):
+    with pytest.raises(ConfigError, match=r"Mine\.needs: expected a set .* frozenset\(\{'caller'\}\), got 'caller'"):
         from_dict({**BASE, "reward": {"rules": ["mine"]}})
-    with pytest.raises(ConfigError, match=r"post: late: its needs are a tuple of columns, as \('caller',\), got"):
+    with pytest.raises(ConfigError, match=r"post: late: its needs are a tuple .*\('caller',\), got 'caller'"):
         from_dict({**BASE, "advantage": {**MEAN, "key": ["prompt"], "post": ["late"]}})
     with pytest.raises(ConfigError, match=r"between_turns\(\): expected a set of names"):
         must_be_protocol(protocol_with(between_turns=lambda self: ["label"])(), "protocol")
@@ -345,13 +345,13 @@ def test_a_program_that_asks_nobody_is_an_error_where_no_words_decide_it(monkeyp
     def says(name):
         return warned({"protocol": {"name": "program", "run": f"test_newcomers:{name}"}})
 
-    with pytest.raises(ConfigError, match=r"^protocol: the program asks no agent: no request came to its base_url; it"):
+    with pytest.raises(ConfigError, match=r"^protocol: the program asks no agent: no request came .*; it f"):
         says("raises_first")
     monkeypatch.setattr(program, "REHEARSED_SECONDS", 0.1)
     failed, unasked = says("asks_late")
     assert "it did not end within 0.1 seconds" in failed and "asked none of the agents that are trained" in unasked
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"^protocol: the program asks no agent: no request came to its base_url"):
+    with pytest.raises(ConfigError, match=r"^protocol: the program asks no agent: no request came .*; let"):
         says("asks_late")
     first = ResolvedRun(from_dict(BASE)).task
     monkeypatch.setitem(TO_ITSELF, first.question(first[0]), "4")
@@ -565,7 +565,7 @@ def test_a_model_takes_the_place_of_a_tiny_one_and_a_tiny_one_that_of_a_model(tm
     ).agents["ann"]
     assert back.model is None and back.tiny.layers == 1
     both = written(tmp_path, {"agents": {"ann": {"model": "org/name", "tiny": TINY}}})
-    with pytest.raises(ConfigError, match=r"agents.ann: give either .* got both; remove one of them, for example with"):
+    with pytest.raises(ConfigError, match=r"agents.ann: give either .* got both; remove one .*agents.ann.tiny=null"):
         from_dict(read_values(both))
     assert from_dict(read_values(both, ["agents.ann.tiny=null"])).agents["ann"].model == "org/name"
 
@@ -664,7 +664,7 @@ def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"^run: is a folder; expected a YAML file$"):
         read_values("run")
     (tmp_path / "run/config.yaml").write_text("updates: 1")
-    with pytest.raises(ConfigError, match=r"^run: is a folder; expected a YAML file: the configuration of its run is"):
+    with pytest.raises(ConfigError, match=r"^run: is a folder; expected a YAML file: .* is run/config.yaml$"):
         read_values("run")
 
 
