@@ -123,6 +123,23 @@ BAD = {
     ),
     "reserved option": ({"task": {"name": "toy_sum", "split": "eval"}}, r"task\.split: is set by the run itself"),
     "two lengths": ({"ppo": {"total_episodes": 10}}, r"length of a run is set by 'updates'"),
+    "unknown optimizer": ({"training": {"optim": "adam8"}}, r"training\.optim.*adamw_torch_fused.*adamw_bnb_8bit"),
+    "quantised weights that train": (
+        {"agents": {"ann": {"model": "org/model", "load_in_8bit": True}}}, r"agents\.ann\.load_in_8bit: quantised weights cannot be trained; add lora",
+    ),
+    "two quantisations": (
+        {"agents": {"ann": {"model": "org/model", "load_in_4bit": True, "load_in_8bit": True, "lora": {}}}}, "load_in_4bit and load_in_8bit exclude each other",
+    ),
+    "attention of a server": (
+        {"reward": {"sources": {"verifier": 1.0}, "verifier": {"urls": ["http://h"], "attn_implementation": "sdpa"}}}, "attn_implementation: servers choose their own",
+    ),
+    "change of a verifier that learns": (
+        {"reward": {"sources": {"verifier": 1.0}, "verifier": {"tiny": {}, "learn_every": 1, "on_change": "warn"}}}, "on_change: a verifier that learns changes all the time",
+    ),
+    "change behind vLLM": (
+        {"reward": {"sources": {"verifier": 1.0}, "verifier": {"model": "m", "urls": ["http://h"], "api": "vllm", "on_change": "warn"}}},
+        "on_change: vLLM does not say which verifier it has",
+    ),
     "name that cannot be a folder": ({"agents": {"../x": {"tiny": {}}}}, r"'../x' cannot be the name of a folder"),
 }  # fmt: skip
 

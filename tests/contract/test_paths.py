@@ -24,7 +24,6 @@ from maporl.storage.run_folder import own_places
 from maporl.studies.crossplay import entrants
 from maporl.team import saved
 from maporl.team.saving import SavedTeam
-from maporl.team.team import Agent
 from maporl.team.weights import load_initial, load_trained_weights
 from maporl.training import sft
 from maporl.training.trainer import MultiAgentPPOTrainer
@@ -354,9 +353,3 @@ def test_a_strangers_team_touches_nothing_of_the_users(tmp_path, monkeypatch):
     model = {"ann": {"model": f"./{mine}", "tokenizer": f"x/{mine}"}}
     assert own_places(model["ann"], "x", team) == {}, "what begins with a slash is not in the folder"
     assert {p.name: p.read_text() for p in mine.iterdir()} == {"thesis.txt": "years of work", "config.json": "mine"}
-
-
-def test_a_team_made_in_python_has_policies_with_names_of_folders():
-    for name in ("x/..", "/elsewhere/x", "org/model"):
-        with pytest.raises(ValueError, match="its name holds a slash"):
-            Team([Agent("ann", None, None, policy=name)])

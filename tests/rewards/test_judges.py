@@ -3,11 +3,12 @@
 import pytest
 
 from maporl import Arithmetic
-from maporl.config.schema import JudgeSection
+from maporl.config.schema import JudgeSection, RewardSection
 from maporl.errors import ConfigError
 from maporl.methods.arenarl import PairwiseJudge
 from maporl.methods.sections import ArenaSection
 from maporl.rewards.base import RewardFailure, as_source
+from maporl.rewards.build import find_source
 from maporl.rewards.judges import PointwiseJudge
 from maporl.runs.build import build_trainer
 from maporl.types import Dialogue, Example, Utterance
@@ -33,7 +34,7 @@ def test_a_judge_scores_each_answer_and_must_be_readable():
     section = JudgeSection(agent="jo", prompt="{question}|{answer}|{reference}")
     assert PointwiseJudge(section, speak)(dialogues((0, 0, "4")), TASK) == [[0.8]]
     assert asked == [("jo", "2+2=|4|4")]
-    with pytest.raises(RewardFailure, match=r"judge 'jo' gave a verdict in which .* finds no number, about agent"):
+    with pytest.raises(RewardFailure, match=r"judge 'jo' gave a verdict in which .* about agent 'ann'.*: '\?'"):
         PointwiseJudge(section, speak)(dialogues((0, 0, "5")), TASK)
     lenient = JudgeSection(agent="jo", prompt="{question}|{answer}", unreadable=-1.0)
     assert PointwiseJudge(lenient, speak)(dialogues((0, 0, "5"), (0, 1, "4")), TASK) == [[-1.0], [0.8]]
@@ -60,6 +61,11 @@ BASE = {
     "output_dir": "x", "task": {"name": "toy_sum", "largest": 9}, "agents": {n: {"tiny": {}} for n in ("ann", "bob", "jo")},
     "protocol": {"name": "debate", "turns": 1, "agents": ["ann", "bob"]},
 }  # fmt: skip
+
+
+def test_the_source_judge_needs_its_section():
+    with pytest.raises(ConfigError, match=r"^reward\.judge: the source 'judge' needs it; give it an agent"):
+        find_source("judge", "reward.sources")(RewardSection(), None)
 
 
 def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):

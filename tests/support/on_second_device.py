@@ -3,19 +3,17 @@
 import copy
 import json
 
-import gpu_acceptance
 import pytest
 import second_device
 import torch
 from accelerate import PartialState
-from acceptance import assert_all_passed, run_parts, spoil_logprobs
 from asked import sample
 from folders import ROOT
+from one_policy import saved_verifier
 from peft import LoraConfig, get_peft_model
 from second_device import waits
 from tiny_models import Plain
 from tiny_run import assert_same_end, config_of, end_of
-from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl.config.recipes import recipe_files
 from maporl.playground.tiny_versions import tiny_version
@@ -55,15 +53,7 @@ def verifier(tiny, tmp_path):
 
     def build(half=False):
         _, tokenizer = tiny(alphabet="0123456789+=Answer:; ", context=256)
-        shape = LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-            num_labels=1, pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
-        torch.manual_seed(0)
-        folder = tmp_path / f"verifier-{half}"
-        LlamaForSequenceClassification(shape).to(torch.bfloat16 if half else torch.float32).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return str(folder)
+        return saved_verifier(tokenizer, tmp_path / f"verifier-{half}", dtype=torch.bfloat16 if half else torch.float32)
 
     return build
 
@@ -137,19 +127,9 @@ RUNS = {
     "one base": ({"agent_defaults": LORA, "agents": {"ann": {"policy": "one"}, "bob": {"policy": "one"}}}, {}),
     "opponents": ({"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}, {}),
     "checkpointing": ({}, {"gradient_checkpointing": True}),
-    "trajectories": (
-        {
-            "ppo": {
-                "response_length": 3,
-                "ratio": "trajectory",
-                "entropy_coef": 0.01,
-                "kl_in": "loss",
-                "kl_estimator": "k3",
-            }
-        },
-        {},
-    ),
-}
+    "trajectories": ({"ppo": {"response_length": 3, "ratio": "trajectory", "entropy_coef": 0.01, "kl_in": "loss", "kl_estimator": "k3"}},
+     {}),
+}  # fmt: skip
 
 
 def run_of(folder, use_cpu, sections, training):
@@ -328,20 +308,6 @@ def test_a_verifier_has_one_digest_in_either_precision(verifier):
 
 
 # -- the acceptance run -----------------------------------------------------------------------------------------------
-
-
-def test_the_acceptance_run_passes(sim, monkeypatch, capsys):
-    parts = [name for name in gpu_acceptance.PARTS if name != "vllm"]  # it computes by kernels of its own
-    status, result, said = run_parts(monkeypatch, capsys, *parts, more=())
-    assert status == 0, said
-    assert result["device"] == "sim:0"
-    assert_all_passed(result)
-
-
-def test_the_acceptance_run_names_what_is_broken_on_the_device(sim, monkeypatch, capsys):
-    spoil_logprobs(monkeypatch)
-    status, result, _ = run_parts(monkeypatch, capsys, "logprobs", more=())
-    assert status == 1 and set(result["failed"]) == {"logprobs.exact"}
 
 
 # -- recipes ----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ def trainer_of(tiny, folder, lora=False, data=QUESTIONS, **options):
     if lora:
         torch.manual_seed(5)
         model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-    trainer_options = {name: options.pop(name) for name in ("reward_funcs", "sampler") if name in options}
+    parts = ("reward_funcs", "reward_weights", "sampler", "eval_dataset")
+    trainer_options = {name: options.pop(name) for name in parts if name in options}
     args = config(folder, **options)
     return PPOv2Trainer(args, tokenizer, model, train_dataset=data, **{"reward_funcs": count_a} | trainer_options)
 
@@ -42,12 +43,19 @@ def same(one, two):
     return one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
 
 
-def classifier(tokenizer, seed=0, size=None):
-    """A sequence-classification model with one output, as TRL's reward and value models."""
+def classifier(tokenizer, seed=0, size=None, labels=1):
+    """A sequence-classification model with one output, as TRL's reward and value models, and verifiers."""
     torch.manual_seed(seed)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(**shape, vocab_size=size or len(tokenizer), num_labels=1, pad_token_id=0)
+    config = LlamaConfig(**shape, vocab_size=size or len(tokenizer), num_labels=labels, pad_token_id=0)
     return LlamaForSequenceClassification(config)
+
+
+def saved_verifier(tokenizer, folder, labels=1, dtype=torch.float32):
+    """The path of a folder with a random verifier and its tokenizer."""
+    classifier(tokenizer, labels=labels).to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 class StopAfter(TrainerCallback):

@@ -62,18 +62,11 @@ def start(folder, config, *options):
 TINY = {
     "updates": 4,
     "task": {"name": "toy_sum", "largest": 9},
-    "agents": {
-        "ann": {"tiny": {"hidden_size": 32, "layers": 1, "heads": 2}},
-        "bob": {"tiny": {"hidden_size": 32, "layers": 1, "heads": 2, "architecture": "qwen3"}},
-    },
+    "agents": {"ann": {"tiny": {"hidden_size": 32, "layers": 1, "heads": 2}},
+     "bob": {"tiny": {"hidden_size": 32, "layers": 1, "heads": 2, "architecture": "qwen3"}}},
     "protocol": {"name": "debate", "later": "{others};{question}", "quote": "{text}", "separator": ";"},
     "warm_start": {"steps": 3, "batch_size": 8},
     "ppo": {"response_length": 4, "temperature": 1.0},
-    "training": {
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 1,
-        "use_cpu": True,
-        "learning_rate": 1e-3,
-    },
+    "training": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "use_cpu": True, "learning_rate": 1e-3},
     "evaluation": {"questions": 10},
-}
+}  # fmt: skip

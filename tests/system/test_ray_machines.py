@@ -101,9 +101,7 @@ def test_a_run_without_free_places_ends_with_its_newest_checkpoint(lost, machine
         used = trainer.home.places._machines  # blocks 0 and 2 are ann and bob to train, and 1 and 3 to sample
         assert used[0] == used[2] != used[1] == used[3]
         thread, when = lose(trainer, machines, nodes[used[0 if lost == "learners" else 1][0]])
-        with pytest.raises(
-            GroupFailed, match=r"no machine has free devices for it: asked for .*; resume from .*checkpoint-[123]$"
-        ):
+        with pytest.raises(GroupFailed, match=r"no machine has free devices .*; resume from .*checkpoint-[123]$"):
             trainer.train()
         assert time.monotonic() - when[0] < 60
         thread.join()
@@ -120,9 +118,7 @@ def test_machines_are_asked_before_anything_starts(machines, tmp_path, monkeypat
     with pytest.raises(ConfigError, match=r"cluster\.devices: expected 4 places on CPUs, and Ray has 3"):
         build_trainer(joined(folder, machines), quiet=True)
     whole = {"policies": ["ann", "bob"], "learner": {"devices": 3}, "sharing": "turns"}
-    with pytest.raises(
-        ConfigError, match=r"a in turns asks for 3 devices on one machine \(learner\.node: one\), and Ray has .*: 2"
-    ):
+    with pytest.raises(ConfigError, match=r"asks for 3 devices on one machine \(learner\.node: one\), .*: 2"):
         build_trainer(joined(folder, machines, places=3, groups={"a": whole}), quiet=True)
     asked = []
     facts = ray_cluster.Cluster.facts
@@ -130,9 +126,7 @@ def test_machines_are_asked_before_anything_starts(machines, tmp_path, monkeypat
     monkeypatch.setattr(
         "maporl.integrations.ray.joining.code_digest", lambda: "another"
     )  # here, and not on the machines
-    with pytest.raises(
-        ConfigError, match=r"machine 127\.0\.0\.1 \(node \w+\) has other code .*here another\) of the same version"
-    ):
+    with pytest.raises(ConfigError, match=r"machine 127\.0\.0\.1 .* has other code .*here another\) of the same"):
         build_trainer(joined(folder, machines), quiet=True)
     assert len(asked[0]) == 3 and all(abs(there.clock - told) < 5 for there, told in asked[0].values())
     assert {there.shared_memory for there, _ in asked[0].values()} == {2**28}

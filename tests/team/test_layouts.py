@@ -91,13 +91,6 @@ def test_an_update_in_which_nothing_learns_passes(by_turn, tmp_path):
     assert trainer.state.global_step == 1 and torch.equal(before, weights(trainer.learners["bob"].model))
 
 
-def test_turns_of_one_agent_need_one_tokenizer(tiny):
-    first, tokenizer = tiny("llama")
-    rest, other = tiny("llama", seed=1)
-    with pytest.raises(ValueError, match="the very same tokenizer"):
-        Team([Agent("ann", by_turn=(Agent("a", first, tokenizer), Agent("b", rest, other)))])
-
-
 @pytest.mark.parametrize(
     ("policy_per", "names"),
     [

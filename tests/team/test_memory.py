@@ -153,7 +153,7 @@ def test_microbatches_are_chosen_from_the_free_memory_of_an_accelerator(tiny, tm
     learners[0].optimizer.state["any"] = {}  # after the first step the moments are in memory
     limit_microbatches(learners, lambda device: to_come + int(127 * each / SHARE))
     assert learners[0].most_tokens == 128, "and not 64"
-    with pytest.raises(DoesNotFit, match=r"meta: 0.0 GiB are free, and gradients and moments of 2 policies need"):
+    with pytest.raises(DoesNotFit, match=r"meta: 0.0 GiB are free, and gradients .* of 2 policies .*train LoRAs"):
         limit_microbatches(learners, lambda device: to_come // 4)
 
 
@@ -242,7 +242,7 @@ def test_a_run_that_main_memory_does_not_hold_is_warned_of_with_numbers_and_a_se
 @pytest.mark.parametrize("on_cpu, where", [(True, "main memory"), (False, "the device")])
 def test_weights_that_alone_do_not_fit_are_refused_unless_processes_share_them(monkeypatch, on_cpu, where):
     config = model_of(monkeypatch, 10**10, on_cpu, training={"use_cpu": on_cpu})
-    with pytest.raises(ConfigError, match=rf"weights alone do not fit: the run needs about .* and {where} has 16.0:"):
+    with pytest.raises(ConfigError, match=rf"weights alone do not fit: .* and {where} has 16.0: .*; set "):
         memory.device_lines(ResolvedRun(config), 20, 1, 16 * 2**30)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert "warning: the run needs" in memory.device_lines(ResolvedRun(config), 20, 1, 16 * 2**30)[-1]

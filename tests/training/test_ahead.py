@@ -202,23 +202,12 @@ def test_utterances_of_a_run_have_the_number_of_updates_of_their_weights(tiny, t
     assert found == {(update, agent, update - 1) for update in (1, 2) for agent in ("ann", "bob")}
 
 
-@pytest.mark.parametrize(
-    "sections, message",
-    [
-        (
-            {"cluster": {"backend": "ray"}},
-            r"async_depth: 2 trains on dialogues of older weights; set ratio_to: sampler",
-        ),
-        (
-            {"cluster": {"backend": "ray", "on_update": "drain"}, "ppo": {"engine_tis_cap": 2.0}},
-            r"async_depth: 2 needs engines that take new weights while dialogues go on, and with 'transformers' dialogues end",
-        ),
-        (
-            {"ppo": {"engine_tis_cap": 2.0}},
-            r"engine 'transformers' answers with those weights; use cluster.backend: ray",
-        ),
-    ],
-)
+@pytest.mark.parametrize("sections, message", [
+    ({"cluster": {"backend": "ray"}}, r"async_depth: 2 trains on dialogues of older weights; set ratio_to: sampler"),
+    ({"cluster": {"backend": "ray", "on_update": "drain"}, "ppo": {"engine_tis_cap": 2.0}},
+     r"async_depth: 2 needs engines that take new weights while dialogues go on, and with 'transformers' dialogues end"),
+    ({"ppo": {"engine_tis_cap": 2.0}}, r"engine 'transformers' answers with those weights; use cluster.backend: ray"),
+])  # fmt: skip
 def test_what_async_depth_needs_is_looked_at_before_a_model_loads(tmp_path, monkeypatch, sections, message):
     monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", lambda name: "2.60.0")
     config = {

@@ -103,9 +103,7 @@ def test_a_small_budget_for_kept_states_changes_no_dialogue_and_is_logged(tiny, 
     [all_kept], [some_kept] = whole.run.read_metrics(), small.run.read_metrics()
     assert all_kept["kv_cache/forgotten"] == 0 and all_kept["kv_cache/gib"] > 2e-5 >= some_kept["kv_cache/gib"] > 0
     assert some_kept["kv_cache/forgotten"] > 0
-    with pytest.raises(
-        ValueError, match="keep_states_gib: expected a number above 0, got 0; keep_states: false keeps nothing"
-    ):
+    with pytest.raises(ValueError, match="keep_states_gib: expected a number above 0, got 0; keep_states: false keeps"):
         MultiAgentPPOConfig(output_dir="unused", keep_states_gib=0)
 
 
@@ -115,9 +113,7 @@ def test_a_small_budget_for_kept_states_changes_no_dialogue_and_is_logged(tiny, 
 def test_every_base_has_a_device_or_the_run_is_refused():
     devices = [torch.device("cuda", number) for number in range(3)]
     assert split(["ann", "bob"], False, devices) == devices[:2]
-    with pytest.raises(
-        ValueError, match=r"a device for each of 2 base models \(of policies ann, bob\), and there is 1 \(cuda:0\)"
-    ):
+    with pytest.raises(ValueError, match=r"2 base models \(of policies ann, bob\), and there is 1 \(cuda:0\)"):
         split(["ann", "bob"], False, devices[:1])
 
 
@@ -262,9 +258,7 @@ def test_a_past_opponent_that_has_no_device_is_named_before_a_model_loads(tmp_pa
     config = from_dict(
         values_of(tmp_path, {"ann": {"tiny": {}, "policy": "one"}, "bob": {"tiny": {}, "policy": "one"}}, **pool)
     )
-    with pytest.raises(
-        ConfigError, match=r"a device for each of 2 base models \(of policies one, one-past\), and there is 1"
-    ):
+    with pytest.raises(ConfigError, match=r"2 base models \(of policies one, one-past\), and there is 1"):
         check_run(config)
 
 
@@ -305,8 +299,5 @@ def test_quantised_weights_on_another_device_are_refused(tiny, tmp_path):
     learner = Learner(
         Policy("ann", model, tokenizer), MultiAgentPPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True)
     )
-    with pytest.raises(
-        ValueError,
-        match=r"policy 'ann': its quantised weights are on cpu .* trained on meta; .*device_map={'': 'meta'}",
-    ):
+    with pytest.raises(ValueError, match=r"policy 'ann': .* on cpu .* trained on meta; .*device_map={'': 'meta'}"):
         learner.prepare(Accelerator(cpu=True), 1, device=torch.device("meta"))

@@ -162,20 +162,13 @@ def test_a_healthy_run_counts_each_learner_and_every_place_says_the_same(tiny, t
     assert said_of(tmp_path)[0] == 2, "no run"
 
 
-@pytest.mark.parametrize(
-    ("changes", "idle", "doubts"),
-    [
-        ({"protocol": OnlyFirst()}, {("bob", "is asked")}, set()),
-        ({"source": ones}, set(), {("own", "tells answers apart"), ("ann", "is told apart"), ("bob", "is told apart")}),
-        (
-            {"source": ones, "options": {"critic": "none"}},
-            {("ann", "is told apart"), ("bob", "is told apart")},
-            {("own", "tells answers apart")},
-        ),
-        ({"options": {"learning_rate": 0.0}}, {("ann", "moves"), ("bob", "moves")}, set()),
-    ],
-    ids=["never asked", "equal rewards and critics", "equal rewards", "no rate"],
-)
+@pytest.mark.parametrize(("changes", "idle", "doubts"), [
+    ({"protocol": OnlyFirst()}, {("bob", "is asked")}, set()),
+    ({"source": ones}, set(), {("own", "tells answers apart"), ("ann", "is told apart"), ("bob", "is told apart")}),
+    ({"source": ones, "options": {"critic": "none"}}, {("ann", "is told apart"), ("bob", "is told apart")},
+     {("own", "tells answers apart")}),
+    ({"options": {"learning_rate": 0.0}}, {("ann", "moves"), ("bob", "moves")}, set()),
+], ids=["never asked", "equal rewards and critics", "equal rewards", "no rate"])  # fmt: skip
 def test_what_did_not_happen_is_told(tiny, tmp_path, changes, idle, doubts):
     if "learning_rate" in changes.get("options", {}):
         trainer = team_run(tmp_path / "run", tiny)

@@ -150,51 +150,22 @@ def test_the_page_has_the_table():
 # -- two options ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "told", "mended"),
-    [
-        (
-            {"ppo": {"objective": "reinforce", "num_ppo_epochs": 10}},
-            "ppo.objective: reinforce has no ratio, and all but the first of the 10 steps",
-            {"ppo": {"tis_cap": 2}},
-        ),
-        (
-            {"reward": {"penalties": {"no_eos": 3.0}}},
-            "reward.penalties.no_eos: 3 is more than the largest reward, 1, ",
-            {"reward": {"penalties": {"no_eos": 0.2}}},
-        ),
-        (
-            {"ppo": {"missing_eos_penalty": 10.0}, "reward": {"sources": {"label": 1.0, "format": 0.1}}},
-            "ppo.missing_eos_penalty: 10 is more than the largest reward, 1.1, ",
-            {"ppo": {"missing_eos_penalty": 0.2}},
-        ),
-        (
-            {"advantage": GROUPED | {"returns": "reward_to_go"}},
-            "advantage.returns: reward_to_go adds up the credits of several turns, each of which holds those of later "
-            "turns by reward.horizon: discounted_sum",
-            {"advantage": GROUPED},
-        ),
-        (
-            {"advantage": GROUPED | {"returns": "reward_to_go"}, "reward": {"rules": ["last"]}},
-            "advantage.returns: reward_to_go adds up the credits of several turns, each of which holds those of later "
-            "turns by reward.rules: last",
-            {"reward": {"rules": [{"last": {"to": "ends"}}]}},
-        ),
-        (
-            {"agents": SHARED, "reward": {"rules": OPPOSITE}},
-            "reward: label counts +1 for ann and -1 for bob, who speak by the weights of one",
-            {"agents": BASE["agents"]},
-        ),
-        (
-            {
-                "agents": SHARED,
-                "reward": {"rules": ["own"], "charges": {"label": {"weight": 2.0, "roles": ["bob"]}}},
-            },
-            "reward: label counts +1 for ann and -1 for bob, who speak by the weights of one",
-            {"agents": BASE["agents"]},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "told", "mended"), [
+    ({"ppo": {"objective": "reinforce", "num_ppo_epochs": 10}},
+     "ppo.objective: reinforce has no ratio, and all but the first of the 10 steps", {"ppo": {"tis_cap": 2}}),
+    ({"reward": {"penalties": {"no_eos": 3.0}}}, "reward.penalties.no_eos: 3 is more than the largest reward, 1, ",
+     {"reward": {"penalties": {"no_eos": 0.2}}}),
+    ({"ppo": {"missing_eos_penalty": 10.0}, "reward": {"sources": {"label": 1.0, "format": 0.1}}},
+     "ppo.missing_eos_penalty: 10 is more than the largest reward, 1.1, ", {"ppo": {"missing_eos_penalty": 0.2}}),
+    ({"advantage": GROUPED | {"returns": "reward_to_go"}},
+     "advantage.returns: reward_to_go adds up the credits of several turns, each of which holds those of later " "turns by reward.horizon: discounted_sum", {"advantage": GROUPED}),
+    ({"advantage": GROUPED | {"returns": "reward_to_go"}, "reward": {"rules": ["last"]}},
+     "advantage.returns: reward_to_go adds up the credits of several turns, each of which holds those of later " "turns by reward.rules: last", {"reward": {"rules": [{"last": {"to": "ends"}}]}}),
+    ({"agents": SHARED, "reward": {"rules": OPPOSITE}}, "reward: label counts +1 for ann and -1 for bob, who speak by the weights of one",
+     {"agents": BASE["agents"]}),
+    ({"agents": SHARED, "reward": {"rules": ["own"], "charges": {"label": {"weight": 2.0, "roles": ["bob"]}}}},
+     "reward: label counts +1 for ann and -1 for bob, who speak by the weights of one", {"agents": BASE["agents"]}),
+])  # fmt: skip
 def test_options_that_undo_each_other_are_told_and_the_advice_ends_it(changes, told, mended):
     (warning,) = said(**changes)
     assert warning.startswith(f"warning: {told}") and "; " in warning

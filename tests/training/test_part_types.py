@@ -171,19 +171,13 @@ class _Task:
         return {}
 
 
-@pytest.mark.parametrize(
-    ("protocol", "message"),
-    [
-        (YieldsAnAsk, "its play yielded Ask.*expected a list of Ask"),
-        (ReturnsAList, "its play returned list, expected a generator"),
-        (TextForMessages, "what it asks agent 'a' cannot be read: expected a list of messages, as .*, got 'a text'"),
-        (
-            ObjectOfAClient,
-            r"message 1 is an object of a client, test_part_types\.Said, and no dict; write \{'role': mes",
-        ),
-        (Unpacks, r"its play failed: .*test_part_types.py, line \d+: ValueError: not enough values to unpack"),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "message"), [
+    (YieldsAnAsk, "its play yielded Ask.*expected a list of Ask"),
+    (ReturnsAList, "its play returned list, expected a generator"),
+    (TextForMessages, "what it asks agent 'a' cannot be read: expected a list of messages, as .*, got 'a text'"),
+    (ObjectOfAClient, r"message 1 is an object of a client, test_part_types\.Said, and no dict; write \{'role': mes"),
+    (Unpacks, r"its play failed: .*test_part_types.py, line \d+: ValueError: not enough values to unpack"),
+])  # fmt: skip
 def test_a_protocol_that_breaks_its_contract_is_named(protocol, message):
     from maporl.rollout.driver import RolloutDriver
     from maporl.rollout.episode import SpeakerSpec
@@ -230,17 +224,11 @@ def test_a_rule_that_returns_no_credits_is_named(rule, message, monkeypatch):
         credit_by_rules(dialogues, RewardSection(rules=[rule]))
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (None, "Clamp: apply returned None"),
-        (
-            torch.zeros(2),
-            r"Clamp: apply returned a tensor \[2\]; expected a tensor \[3\] of finite numbers, one for each row",
-        ),
-        (torch.full((3,), float("nan")), "Clamp: apply returned NaN"),
-    ],
-)
+@pytest.mark.parametrize(("result", "message"), [
+    (None, "Clamp: apply returned None"),
+    (torch.zeros(2), r"Clamp: apply returned a tensor \[2\]; expected a tensor \[3\] of finite numbers, one for each row"),
+    (torch.full((3,), float("nan")), "Clamp: apply returned NaN"),
+])  # fmt: skip
 def test_a_transform_that_returns_no_advantages_is_named(result, message):
     with pytest.raises(ConfigError, match=message):
         numbers_of("advantage.post: adv:Clamp: apply", lambda: result, like=torch.zeros(3))

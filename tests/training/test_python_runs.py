@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +41,7 @@ from maporl import (
 from maporl.cli.main import app
 from maporl.config import parse_config, read_yaml
 from maporl.config.imports import FINGERPRINTS
-from maporl.config.schema import AdvantageConfig, BranchingSection, PenaltySection
+from maporl.config.schema import AdvantageConfig, BranchingSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
 from maporl.integrations.hub import pull
@@ -114,32 +113,13 @@ def assert_trained(folder):
 # -- what is refused when a trainer is made ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("group", "key", "alone"),
-    some(
-        [
-            (1, ("prompt", "agent", "turn"), True),
-            (2, ("prompt", "agent", "turn"), False),
-            (1, ("prompt", "agent"), False),
-        ],
-        0,
-    ),
-)
-def test_a_group_of_one_is_refused_when_the_trainer_is_made(team, tmp_path, group, key, alone):
-    """By what the protocol really asks: two turns of an agent are company for each other."""
-    more = {
-        "advantage": AdvantageConfig(returns="utterance", baseline="mean", key=key),
-        "branching": BranchingSection(group=group),
-    }
-    with pytest.raises(ConfigError, match=r"^trainer: advantage: .* a single member") if alone else nullcontext():
+def test_a_group_of_one_is_refused_when_the_trainer_is_made(team, tmp_path):
+    """As all that the check of a configuration refuses."""
+    key = AdvantageConfig(returns="utterance", baseline="mean", key=("prompt", "agent", "turn"))
+    more = {"advantage": key, "branching": BranchingSection(group=1)}
+    with pytest.raises(ConfigError, match=r"^trainer: advantage: .* a single member"):
         trainer_of(tmp_path / "run", team(), more=more, kl_coef=0.0)
-    assert not alone or not (tmp_path / "run").exists()
-
-
-def test_a_fine_that_every_answer_would_get_is_refused_when_the_trainer_is_made(team, tmp_path):
-    reward = RewardSection(penalties=PenaltySection(min_tokens=50))
-    with pytest.raises(ConfigError, match=r"^trainer: reward\.penalties\.min_tokens: .* of ann, bob have at most 3"):
-        trainer_of(tmp_path / "run", team(), more={"reward": reward})
+    assert not (tmp_path / "run").exists()
 
 
 # -- what is left, and what works on it ---------------------------------------------------------------------------
@@ -518,16 +498,10 @@ def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run
     assert json.loads(elsewhere.stdout.splitlines()[-1])["turns"] == trainer.after.to_json()["turns"]
     assert list(json.loads((run / FINGERPRINTS).read_text())) == ["my_parts"]
     for other, section in (
-        (
-            {"reward": RewardSection(sources={"length": 0.5, "format": 2.0}, rules=more["reward"].rules)},
-            "reward.sources",
-        ),
+        ({"reward": RewardSection(sources={"length": 0.5, "format": 2.0}, rules=more["reward"].rules)}, "reward.sources"),
         ({"branching": BranchingSection(group=2)}, "branching.group"),
-        (
-            {"advantage": AdvantageConfig(returns="utterance", baseline="mean", scale="none", key=("prompt",))},
-            "advantage.returns",
-        ),
-    ):
+        ({"advantage": AdvantageConfig(returns="utterance", baseline="mean", scale="none", key=("prompt",))}, "advantage.returns"),
+    ):  # fmt: skip
         again = trainer_of(run, team(), *parts[:3], more | other, save_strategy="steps")
         with pytest.raises(CheckpointError, match=rf"another configuration \({section}"):
             again.train(resume_from_checkpoint=True)
@@ -689,19 +663,6 @@ def test_a_stopped_run_says_so_and_leaves_a_report(team, tmp_path):
         trainer.train()
     assert (run / "report.html").is_file() and (run / "checkpoint-1").is_dir() and not (run / "final").exists()
     assert "Updates: 1 of 3 updates" in told(run)["How it was trained"]
-
-
-@pytest.mark.slow
-def test_a_report_that_fails_costs_no_run(team, tmp_path, monkeypatch, capsys):
-    from maporl.report import page
-
-    monkeypatch.setattr(page, "write_report", lambda folders: 1 / 0)
-    trainer_of(tmp_path / "run", team(), updates=1).train()
-    assert (tmp_path / "run/final").is_dir()
-    assert (
-        "warning: no report was written (ZeroDivisionError: division by zero); try: maporl report"
-        in capsys.readouterr().err
-    )
 
 
 # -- what a report does not know ----------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ import threading
 
 import pytest
 import torch
+from one_policy import saved_verifier
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Team
@@ -184,15 +185,7 @@ def verifier(tiny, tmp_path):
 
     def build(labels=1):
         _, tokenizer = tiny(alphabet="0123456789+=Answer: ", context=256)
-        shape = LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-            num_labels=labels, pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
-        torch.manual_seed(0)
-        folder = tmp_path / f"verifier-{labels}"
-        LlamaForSequenceClassification(shape).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return str(folder)
+        return saved_verifier(tokenizer, tmp_path / f"verifier-{labels}", labels)
 
     return build
 

@@ -147,70 +147,34 @@ def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
     assert dialogue.utterances[0].messages[-1]["content"].endswith(" sale")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tools": {"add": {"use": "worldly:ad"}}}, r"tools\.add\.use: worldly:ad: unknown 'ad'; did you mean 'add'"),
-        (
-            {"agents": {"ann": {"tiny": {}, "tools": ["ad"]}, "bob": {"tiny": {}}}},
-            r"agents\.ann\.tools: unknown 'ad'; did you mean 'add'\? known: add, counter, double, fail; add it",
-        ),
-        ({"tools": {}}, r"agents\.ann\.tools: unknown 'double'.*add it under tools: or environments:"),
-        ({"tools": {"add": {"use": "wordly:add"}}}, r"tools\.add\.use: .*wordly"),
-        (
-            {"tools": {"add": {"use": "worldly:Counter"}}},
-            r"tools\.add: expected a typed function, a maporl\.Tool or a maporl\.Toolbox, got a value of type Counter",
-        ),
-        (
-            {"environments": {"counter": {"use": "worldly:__name__", "agents": ["bob"]}}},
-            r"environments\.counter\.use: expected a class or a function that makes an environment, got a value of type str",
-        ),
-        (
-            {"environments": {"counter": {"use": "worldly:Countre", "agents": ["bob"]}}},
-            r"environments\.counter\.use: worldly:Countre: unknown 'Countre'; did you mean 'Counter'",
-        ),
-        (
-            {"branching": {"how": "fork_every", "group": 2, "joint": "cross"}},
-            r"branching\.joint: cross combines answers that were given in different worlds; use joint: aligned",
-        ),
-        (
-            {"environments": {"counter": {"use": "worldly:Counter", "agents": ["bob", "cy"]}}},
-            r"environments\.counter\.agents: agent 'cy' does not play",
-        ),
-        (
-            {"environments": {"counter": {"use": "worldly:add", "agents": ["bob"]}}},
-            r"environment 'counter' cannot be made",
-        ),
-        (
-            {"environments": {"counter": {"use": "worldly:Counter", "agents": ["ann"]}}},
-            r"agents\.bob\.tools: environment 'counter' is for \['ann'\]; add 'bob'",
-        ),
-        (
-            {"branching": {"how": "tree", "group": 2}, "reward": {"sources": {"label": 1.0}, "rules": ["own"]}},
-            "tree compares what agents say right after they said it",
-        ),
-        (
-            {"ppo": {"response_length": 8, "aggregation": "sequence_sum"}},
-            r"ppo\.aggregation: sequence_sum looks at each",
-        ),
-        ({"ppo": {"response_length": 8, "ratio": "sequence"}}, r"ppo\.ratio: sequence looks at each completion"),
-        (
-            {
-                "branching": {"how": "fork_every", "group": 2},
-                "environments": {"counter": {"use": "worldly:Counter", "agents": ["bob"], "forks": "no"}},
-            },
-            "environment 'counter' can be neither copied nor replayed",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"tools": {"add": {"use": "worldly:ad"}}}, r"tools\.add\.use: worldly:ad: unknown 'ad'; did you mean 'add'"),
+    ({"agents": {"ann": {"tiny": {}, "tools": ["ad"]}, "bob": {"tiny": {}}}},
+     r"agents\.ann\.tools: unknown 'ad'; did you mean 'add'\? known: add, counter, double, fail; add it"),
+    ({"tools": {}}, r"agents\.ann\.tools: unknown 'double'.*add it under tools: or environments:"),
+    ({"tools": {"add": {"use": "wordly:add"}}}, r"tools\.add\.use: .*wordly"),
+    ({"tools": {"add": {"use": "worldly:Counter"}}},
+     r"tools\.add: expected a typed function, a maporl\.Tool or a maporl\.Toolbox, got a value of type Counter"),
+    ({"environments": {"counter": {"use": "worldly:__name__", "agents": ["bob"]}}},
+     r"environments\.counter\.use: expected a class or a function that makes an environment, got a value of type str"),
+    ({"environments": {"counter": {"use": "worldly:Countre", "agents": ["bob"]}}},
+     r"environments\.counter\.use: worldly:Countre: unknown 'Countre'; did you mean 'Counter'"),
+    ({"branching": {"how": "fork_every", "group": 2, "joint": "cross"}},
+     r"branching\.joint: cross combines answers that were given in different worlds; use joint: aligned"),
+    ({"environments": {"counter": {"use": "worldly:Counter", "agents": ["bob", "cy"]}}},
+     r"environments\.counter\.agents: agent 'cy' does not play"),
+    ({"environments": {"counter": {"use": "worldly:add", "agents": ["bob"]}}}, r"environment 'counter' cannot be made"),
+    ({"environments": {"counter": {"use": "worldly:Counter", "agents": ["ann"]}}},
+     r"agents\.bob\.tools: environment 'counter' is for \['ann'\]; add 'bob'"),
+    ({"branching": {"how": "tree", "group": 2}, "reward": {"sources": {"label": 1.0}, "rules": ["own"]}},
+     "tree compares what agents say right after they said it"),
+    ({"ppo": {"response_length": 8, "aggregation": "sequence_sum"}}, r"ppo\.aggregation: sequence_sum looks at each"),
+    ({"ppo": {"response_length": 8, "ratio": "sequence"}}, r"ppo\.ratio: sequence looks at each completion"),
+    ({"branching": {"how": "fork_every", "group": 2}, "environments": {"counter": {"use": "worldly:Counter", "agents": ["bob"], "forks": "no"}}}, "environment 'counter' can be neither copied nor replayed"),
+])  # fmt: skip
 def test_what_is_refused_before_models_load(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         check_run(load(written(tmp_path, **changes)))
-
-
-def test_the_command_says_it_in_one_line(tmp_path):
-    result = CliRunner().invoke(app, ["check", str(written(tmp_path, tools={}))])
-    assert result.exit_code == 2 and "unknown 'double'" in result.output
 
 
 def test_supervised_training_on_solutions_is_refused(tmp_path):

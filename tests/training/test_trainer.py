@@ -1,7 +1,6 @@
 """Teams: exact tokens, several policies at once, and the single-policy trainer's numbers for a team of one."""
 
 import copy
-import dataclasses
 import json
 import math
 
@@ -121,9 +120,7 @@ def test_a_human_may_take_a_seat(tiny, tmp_path):
     rows = trainer.advantage(batch).token_batches
     assert set(rows) == {"ann"}
     engine.read = lambda prompt: (_ for _ in ()).throw(EOFError())
-    with pytest.raises(
-        RuntimeError, match=r"agent 'me', turn 1, dialogue .*: the input ended before this agent answered"
-    ):
+    with pytest.raises(RuntimeError, match=r"agent 'me', turn 1, dialogue .*: the input ended before this agent"):
         batch.examples = batch.examples[:1]
         trainer.collect(batch)
 
@@ -183,8 +180,7 @@ def test_a_reward_that_fails_or_is_missing_names_agent_turn_and_dialogue():
     with pytest.raises(RewardFailure, match=r"expected a maporl\.Grade for each of 4 answers, got True"):
         score_dialogues(dialogues, Careless(), {"label": label}, {"label": 1.0})
     with pytest.raises(
-        RewardFailure,
-        match=r"grading agent 'ann', turn 1, dialogue e\.0 or another of 4 answers failed: .*, line \d+: ZeroDivisionError: no",
+        RewardFailure, match=r"grading agent 'ann', turn 1, dialogue e\.0 .*, line \d+: ZeroDivisionError: no"
     ):
         score_dialogues(dialogues, Broken(), {"label": label}, {"label": 1.0})
 
@@ -309,14 +305,6 @@ def test_frozen_agents_speak_but_do_not_learn(tiny, tmp_path):
     assert all(torch.equal(v, frozen[k]) for k, v in bob.state_dict().items())
 
 
-def test_an_agent_is_frozen_because_a_team_reads_it_once(pair, tmp_path):
-    team = pair()
-    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'trainable'"):
-        team.agents["ann"].trainable = False
-    agents = [dataclasses.replace(team.agents["ann"], trainable=False), team.agents["bob"]]
-    assert set(trainer_of(Team(agents), tmp_path).learners) == {"bob"}
-
-
 def test_agents_may_share_one_policy(tiny, tmp_path):
     model, tokenizer = tiny()
     team = Team([Agent("ann", model, tokenizer, policy="both"), Agent("bob", policy="both")])
@@ -384,7 +372,7 @@ def test_a_non_finite_weight_names_agent_turn_and_dialogue_and_spares_the_checkp
 
     trainer.finish_update = poison
     with pytest.raises(
-        NonFiniteError, match=r"policy 'bob': a value is not finite at update 3, agent 'bob', turn 1, dialogue"
+        NonFiniteError, match=r"policy 'bob': a value is not finite at update 3, agent 'bob', turn 1, dialog"
     ):
         trainer.train()
     from trl_ext.files.checkpoints import list_checkpoints
@@ -461,19 +449,9 @@ def test_evaluation_does_not_disturb_the_run(pair, tmp_path):
     assert all(torch.equal(v, weights[1][k]) for k, v in weights[0].items())
 
 
-def test_teams_that_cannot_be_are_refused(tiny, tmp_path):
-    model, tokenizer = tiny()
-    with pytest.raises(ValueError, match="agents with different names"):
-        Team([Agent("ann", model, tokenizer), Agent("ann", model, tokenizer)])
-    with pytest.raises(ValueError, match="bring the same weights; give their agents one policy name"):
-        Team([Agent("ann", model, tokenizer), Agent("bob", model, tokenizer)])
-    with pytest.raises(ValueError, match="agent 'ann': pass a model and its tokenizer"):
-        Team([Agent("ann")])
+def test_a_team_in_which_nobody_learns_is_refused(tiny, tmp_path):
     with pytest.raises(ValueError, match="no policy of the team is trainable"):
-        trainer_of(Team([Agent("ann", model, tokenizer, trainable=False)]), tmp_path)
-    tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="agent 'ann': the tokenizer has no chat template"):
-        Team([Agent("ann", model, tokenizer)])
+        trainer_of(Team([Agent("ann", *tiny(), trainable=False)]), tmp_path)
 
 
 def test_reward_rules_reach_the_trainer(pair, tmp_path):

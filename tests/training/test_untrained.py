@@ -205,9 +205,7 @@ def test_processes_count_together_and_stop_together(monkeypatch):
     assert counter.measure(trained, {"cy"}) == {"cy/untrained_share": 0.75, "cy/untrained/cy": 3.0}
     assert trained.counts == {"agent/cy/credited": 1.0, "agent/cy/uncredited": 3.0}
     others = {("cy", "cy", None): Count(0, 3, "elsewhere")}
-    with pytest.raises(
-        RewardFailure, match=r"update 1: no utterance of agent 'cy' \(3 utterances; elsewhere\) has a credit, so"
-    ):
+    with pytest.raises(RewardFailure, match=r"update 1: no utterance of agent 'cy' \(3 utterances; elsewhere\) has a"):
         UntrainedCounter(rules=False).measure(trained, {"cy"})
     assert counter.measure(trained, {"cy"})["cy/untrained_share"] == 1.0, "it has learned before"
 

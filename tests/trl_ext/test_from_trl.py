@@ -102,7 +102,5 @@ def test_a_trainer_that_prepares_rows_in_another_way_is_refused():
 
     assert Rows()._prepare_dataset([1], "train") == [1] and Rows()._precompute_ref_logps([2], "train", 4) == [2]
     del Before._precompute_ref_logps
-    with pytest.raises(
-        MissingFromTRL, match=r"has no Before\._precompute_ref_logps, which a trainer that takes rows of token"
-    ):
+    with pytest.raises(MissingFromTRL, match=r"has no Before\._precompute_ref_logps, which a trainer that takes rows"):
         type("Rows", (maporl.from_trl.RowsAsTheyAre, Before), {})

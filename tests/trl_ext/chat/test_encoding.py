@@ -87,24 +87,18 @@ def test_keys_that_arrow_fills_into_calls_are_not_shown():
     assert without_nones({"role": "assistant", "content": None, "name": None}) == {"role": "assistant", "content": None}
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"prompt": "", "messages": [{"role": "user", "content": "a"}]}, None),
-        ({"input_ids": [], "prompt": "a"}, None),
-        (
-            {"prompt": [{"from": "human", "value": "a"}]},
-            "messages with 'role' and 'content' .rename 'from' and 'value'",
-        ),
-        ({"prompt": ["a", "b"]}, "expected a text, or messages with 'role' and 'content'"),
-        ({"prompt": 5}, "a row of the data set has a prompt 5; expected a text, messages or token ids"),
-        ({"prompt": [{"role": "assistant", "content": "a"}]}, "has only an answer, and no prompt"),
-        ({"prompt": [{"role": "user", "content": ""}]}, "has a prompt without a token"),
-        ({"input_ids": [[3, 4], [5]]}, "expected one list of token ids, each at least 0"),
-        ({"input_ids": [3, -1]}, "expected one list of token ids, each at least 0"),
-        ({"input_ids": [3, 4], "attention_mask": [1]}, "and a mask of the same length"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ({"prompt": "", "messages": [{"role": "user", "content": "a"}]}, None),
+    ({"input_ids": [], "prompt": "a"}, None),
+    ({"prompt": [{"from": "human", "value": "a"}]}, "messages with 'role' and 'content' .rename 'from' and 'value'"),
+    ({"prompt": ["a", "b"]}, "expected a text, or messages with 'role' and 'content'"),
+    ({"prompt": 5}, "a row of the data set has a prompt 5; expected a text, messages or token ids"),
+    ({"prompt": [{"role": "assistant", "content": "a"}]}, "has only an answer, and no prompt"),
+    ({"prompt": [{"role": "user", "content": ""}]}, "has a prompt without a token"),
+    ({"input_ids": [[3, 4], [5]]}, "expected one list of token ids, each at least 0"),
+    ({"input_ids": [3, -1]}, "expected one list of token ids, each at least 0"),
+    ({"input_ids": [3, 4], "attention_mask": [1]}, "and a mask of the same length"),
+])  # fmt: skip
 def test_a_row_is_read_or_refused_in_one_sentence(row, message):
     tokenizer = tokenizer_with(bos=False, template="{% for m in messages %}{{ m.content }}{% endfor %}")
     if message is None:

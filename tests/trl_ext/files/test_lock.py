@@ -38,9 +38,7 @@ def holder(tmp_path):
 
 def test_a_second_process_is_told_who_trains_and_a_killed_one_leaves_the_folder_free(tmp_path, holder, caplog):
     folder = tmp_path / "run"
-    with pytest.raises(
-        FolderInUse, match=rf"run: process {holder.pid} on {socket.gethostname()} \(since 20.*writes here"
-    ):
+    with pytest.raises(FolderInUse, match=rf"run: process {holder.pid} on {socket.gethostname()} \(since 20.*writes"):
         RunLock(folder).acquire()
     for text in ("{", "[]", "{}", json.dumps({"pid": 1, "host": "\x1b[2J", "since": ""})):
         (folder / OWNER).write_text(text)  # the name is for people, and the lock is the system's

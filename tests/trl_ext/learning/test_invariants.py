@@ -111,9 +111,7 @@ def test_randomness_that_stays_on_ends_the_run_before_the_first_step_with_the_la
     trainer._sampler.sample = lambda *given: [
         Sampled(row.ids, None) for row in sample(*given)
     ]  # it does not say what it drew
-    with pytest.raises(
-        ForwardsDiffer, match=r"before its first step the mean ratio .* expected 1 and 0 .*'model.layers.1.mlp' differs"
-    ):
+    with pytest.raises(ForwardsDiffer, match=r"mean ratio .* expected 1 and 0 .*'model.layers.1.mlp' differs"):
         trainer.train()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -144,9 +142,7 @@ def test_numbers_that_depend_on_the_rows_beside_are_an_error_that_says_so(tmp_pa
     trainer = trainer_of(model, tokenizer, tmp_path, num_mini_batches=4)
     sample = trainer._sampler.sample
     trainer._sampler.sample = lambda *given: [Sampled(row.ids, None) for row in sample(*given)]
-    with pytest.raises(
-        ForwardsDiffer, match=r"the numbers of a row depend on the rows beside it.*per_device_train_batch_size: 1"
-    ):
+    with pytest.raises(ForwardsDiffer, match=r"numbers of a row depend on .*per_device_train_batch_size: 1"):
         trainer.train()
 
 
@@ -167,9 +163,7 @@ class Elsewhere(Sampler):
 def test_samples_of_another_policy_end_the_first_update_with_its_name(tmp_path):
     model, tokenizer = build("llama")
     model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"), adapter_name="ann")
-    with pytest.raises(
-        ForwardsDiffer, match=r"policy 'policy', adapter 'ann': before any update, the log-probabilities .* at most 0.1"
-    ):
+    with pytest.raises(ForwardsDiffer, match=r"policy 'policy', adapter 'ann': before any update, .* at most 0.1"):
         trainer_of(model, tokenizer, tmp_path, Elsewhere()).train()
 
 
@@ -246,9 +240,7 @@ def test_a_user_who_turned_recomputation_on_by_hand_keeps_it(tmp_path):
 def test_a_generation_configuration_that_cannot_be_saved_is_found_out_at_the_start(tmp_path):
     model, tokenizer = build("llama")
     model.generation_config.do_sample, model.generation_config.temperature = False, 0.7
-    with pytest.raises(
-        ValueError, match=r"model: its generation configuration could not be saved with it: .*temperature"
-    ):
+    with pytest.raises(ValueError, match=r"model: its generation configuration could not be saved .*temperature"):
         trainer_of(model, tokenizer, tmp_path)
     model.generation_config.do_sample = True
     trainer = trainer_of(model, tokenizer, tmp_path)

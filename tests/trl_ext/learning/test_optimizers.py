@@ -101,11 +101,6 @@ def test_small_weights_keep_their_moments_in_float32(tmp_path, numbers, bytes_ea
     assert sum(value.numel() * value.element_size() for value in kept.values()) / numbers == bytes_each
 
 
-def test_other_names_are_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"training\.optim.*adamw_torch_fused.*adamw_bnb_8bit"):
-        from_dict(settings("adam8"))
-
-
 def test_a_missing_package_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr("maporl.validation.preflight.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"adamw_bnb_8bit needs the package bitsandbytes.*pip install.*\[quantized\]"):
@@ -156,15 +151,3 @@ def test_adapters_train_on_a_quantised_base_that_stays_as_it_is(tiny, tmp_path, 
     for name in ("ann", "bob"):
         learned = load_file(tmp_path / f"run/final/{name}/adapter_model.safetensors")
         assert max(float(v.abs().max()) for k, v in learned.items() if "lora_B" in k) > 1e-3
-
-
-@pytest.mark.parametrize(
-    "agent, message",
-    [
-        ({"load_in_8bit": True}, r"agents\.ann\.load_in_8bit: quantised weights cannot be trained; add lora"),
-        ({"load_in_4bit": True, "load_in_8bit": True, "lora": {}}, "load_in_4bit and load_in_8bit exclude each other"),
-    ],
-)
-def test_quantised_weights_that_would_train_are_refused(agent, message):
-    with pytest.raises(ConfigError, match=message):
-        from_dict(settings("adamw_torch") | {"agents": {"ann": {"model": "org/model", **agent}}})

@@ -1,6 +1,5 @@
 """A policy: which adapter of a shared base is on, and what learns then (trl_ext/learning/policy.py)."""
 
-import pytest
 from peft import LoraConfig, get_peft_model
 
 from maporl import Agent, MultiAgentPPOConfig, Team
@@ -33,8 +32,3 @@ def test_a_team_and_its_learners_have_the_same_policies(tiny, tmp_path):
     assert {name: learner.policy is team.policies[name] for name, learner in learners.items()} == {"ann": True}
     with learners["ann"].policy.reference_model() as reference, team.policies["ann"].active() as model:
         assert reference is not model
-
-
-def test_an_adapter_of_a_model_without_any_is_refused(tiny):
-    with pytest.raises(ValueError, match="agent 'ann': no adapter 'ann'; the model has none: pass a PeftModel"):
-        Team([Agent("ann", *tiny(), adapter="ann")])

@@ -8,7 +8,7 @@ import copy
 import peft
 import pytest
 import torch
-from conformance import METHODS, Unbuilt, adapted, build
+from conformance import METHODS, adapted, build
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
 from maporl import Agent, Team
@@ -175,13 +175,6 @@ def test_virtual_tokens_are_refused_by_name_before_anything_is_loaded(kind, tmp_
         Team.from_config(given)
 
 
-def test_adapters_of_several_kinds_are_refused():
-    _, tokenizer = build("llama")
-    mixed = peft.PeftMixedModel(build("llama")[0], LoraConfig(**CHANGED))
-    with pytest.raises(ValueError, match="PeftMixedModel mixes adapters of several kinds"):
-        Team([Agent("ann", mixed, tokenizer)])
-
-
 @pytest.mark.parametrize(("kind", "option"), [("llama", {"init_lora_weights": "pissa"}), ("gpt_neox", {"bias": "all"})])
 def test_what_changes_the_base_shares_it_with_nobody(kind, option, tmp_path):
     model, tokenizer = build(kind)
@@ -193,9 +186,7 @@ def test_what_changes_the_base_shares_it_with_nobody(kind, option, tmp_path):
         Team([Agent(name, shared, tokenizer, adapter=name) for name in ("ann", "bob")])
     alone = build(kind)[0]
     if "bias" not in option:
-        with pytest.raises(
-            WeightsError, match=r"adapter 'cat': the initialisation of 'cat' .*'pissa'.* which 'bob' would share"
-        ):
+        with pytest.raises(WeightsError, match=r"adapter 'cat': the initialisation of 'cat' .*'pissa'.* which 'bob'"):
             add_adapter(
                 get_peft_model(alone, LoraConfig(**common), adapter_name="bob"), "cat", LoraConfig(**option, **common)
             )
@@ -303,18 +294,13 @@ def test_a_saved_adapter_says_what_it_is_before_it_is_read(tmp_path):
         read_adapter(shared, str(tmp_path / "pissa"), "bob", True)
 
 
-@pytest.mark.parametrize("name", ["keys", "type", "forward", "lora_A", "q_proj"])
+@pytest.mark.parametrize("name", ["keys", "type", "forward", "lora_A", "q_proj", "model", "weight", "base_model"])
 def test_an_agent_whose_name_peft_cannot_use_is_named(name, tmp_path):
     agent = {"tiny": {"hidden_size": 32, "layers": 1}, "lora": {"r": 2}}
     parts = {"task": {"name": "arithmetic"}, "protocol": {"name": "debate"}, "output_dir": str(tmp_path / "run")}
     given = parse_config({"agents": {name: agent, "bob": agent}, **parts})
     with pytest.raises(ConfigError, match=f"agents.{name}: '{name}' is also the name of a part.*agents.{name}.policy"):
         Team.from_config(given)
-
-
-def test_a_method_that_peft_lacks_for_a_model_is_named():
-    with pytest.raises(Unbuilt, match="PEFT: "):
-        adapted(build("gpt2")[0], "LoHa")
 
 
 # -- what strangers' adapters have shown --------------------------------------------------------------------------
@@ -421,14 +407,6 @@ def test_a_failed_copy_leaves_nothing_behind():
     with pytest.raises(AdapterError, match="a copy of KaSA would cut its base once more"):
         copy_adapter(kasa, "default", "second")
     assert torch.equal(logits(kasa), now) and list(kasa.peft_config) == ["default"]
-
-
-def test_adapters_that_peft_cannot_save_beside_each_other_are_refused():
-    model, tokenizer = build("llama")
-    shared = get_peft_model(model, LoraConfig(trainable_token_indices=[3], **CHANGED), adapter_name="ann")
-    shared.add_adapter("bob", LoraConfig(**CHANGED))
-    with pytest.raises(AdapterError, match="adapter 'bob' could not be saved beside 'ann': PEFT asks for"):
-        Team([Agent(name, shared, tokenizer, adapter=name) for name in ("ann", "bob")])
 
 
 def test_a_central_critic_is_a_whole_model_with_the_adapter_in_its_weights(tmp_path):

@@ -2,6 +2,7 @@
 refused."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 import torch
 from fast_cases import some
 from folders import ROOT
+from one_policy import saved_verifier
 from tiny_models import OPTIONS, answers, build_any, filled, gradient_of, learner_of
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun
@@ -42,14 +44,7 @@ def folder(tiny, tmp_path):
 def verifier(tiny, tmp_path):
     """A folder with a random verifier."""
     _, tokenizer = tiny(alphabet=ALPHABET, context=256)
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_labels=1,
-        pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    LlamaForSequenceClassification(shape).save_pretrained(tmp_path / "verifier")
-    tokenizer.save_pretrained(tmp_path / "verifier")
-    return str(tmp_path / "verifier")
+    return saved_verifier(tokenizer, tmp_path / "verifier")
 
 
 def values_of(tmp_path, agent, **more):
@@ -159,23 +154,14 @@ def test_flex_attention_reads_what_eager_reads(tiny, tmp_path):
 # -- what cannot be -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "flash_attention_2",
-            "needs the package flash-attn; install it with: pip install flash-attn .* or choose sdpa",
-        ),
-        (
-            "flash_attention_3",
-            "expected flash_attention_2, which is the only flash attention .* got 'flash_attention_3'",
-        ),
-        ("kernels-community/flash-attn2", "code from another repository, and such code is never run here; choose sdpa"),
-        ("flex_attention", "flex_attention computes no gradients on a CPU, where this run trains; choose sdpa"),
-        ("spda", "expected eager, sdpa, flash_attention_2 or flex_attention, got 'spda'"),
-        (7, "attn_implementation: expected a text"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("flash_attention_2", "needs the package flash-attn; install it with: pip install flash-attn .* or choose sdpa"),
+    ("flash_attention_3", "expected flash_attention_2, which is the only flash attention .* got 'flash_attention_3'"),
+    ("kernels-community/flash-attn2", "code from another repository, and such code is never run here; choose sdpa"),
+    ("flex_attention", "flex_attention computes no gradients on a CPU, where this run trains; choose sdpa"),
+    ("spda", "expected eager, sdpa, flash_attention_2 or flex_attention, got 'spda'"),
+    (7, "attn_implementation: expected a text"),
+])  # fmt: skip
 @pytest.mark.parametrize("place", ["agents.ann", "reward.verifier"])
 def test_what_cannot_be_is_refused_before_a_model_loads(folder, verifier, tmp_path, monkeypatch, place, name, message):
     monkeypatch.setattr("trl_ext.models.weights.read_pretrained", lambda *a, **k: pytest.fail("a model was loaded"))
@@ -233,8 +219,9 @@ def test_an_installed_package_without_its_device_is_no_reason_to_fetch_kernels(f
 def test_code_of_the_hub_is_refused_wherever_it_is_named(folder, name):
     with pytest.raises(WeightsError, match="code from another repository"):
         read_model(AutoModelForCausalLM, folder, attn_implementation=name)
-    with pytest.raises(WeightsError, match="code from another repository"):
-        read_model(AutoModelForCausalLM, in_config(folder, name), attn_implementation="eager")
+    for kind, more in ((AutoModelForCausalLM, {"attn_implementation": "eager"}), (LlamaForCausalLM, {})):
+        with pytest.raises(WeightsError, match=f"attn_implementation='{re.escape(name)}': .* is code from another"):
+            read_model(kind, in_config(folder, name), **more)
 
 
 KEYS = ("attn_implementation", "_attn_implementation")
@@ -252,12 +239,6 @@ def in_config(folder: Path, name: str, keys: tuple[str, ...] = KEYS) -> Path:
 def test_a_verifier_can_be_loaded_with_it(verifier):
     assert kind_of(Verifier.load(verifier, "cpu", attn_implementation="eager").model) == "eager"
     assert kind_of(Verifier.load(verifier, "cpu").model) == "sdpa"
-
-
-def test_servers_choose_their_own(tmp_path):
-    reward = {"sources": {"verifier": 1.0}, "verifier": {"urls": ["http://127.0.0.1:1"], "attn_implementation": "sdpa"}}
-    with pytest.raises(ConfigError, match="attn_implementation: servers choose their own"):
-        from_dict(values_of(tmp_path, {"tiny": {}}, reward=reward))
 
 
 def test_names_need_no_library():

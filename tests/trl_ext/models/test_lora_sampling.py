@@ -106,17 +106,13 @@ def test_the_layers_are_those_of_before_even_after_an_error(tiny):
     assert layers[0].forward is hooked and not any("forward" in vars(layer) for layer in layers[1:])
 
 
-@pytest.mark.parametrize(
-    "configuration",
-    [
-        lora(use_dora=True),
-        lora(targets=["q_proj", "lm_head"]),
-        lora(targets=["q_proj", "embed_tokens"]),
-        lora(modules_to_save=["lm_head"]),
-        lora(lora_bias=True),
-    ],
-    ids=["dora", "head", "embedding", "whole module", "bias"],
-)
+@pytest.mark.parametrize("configuration", [
+    lora(use_dora=True),
+    lora(targets=["q_proj", "lm_head"]),
+    lora(targets=["q_proj", "embed_tokens"]),
+    lora(modules_to_save=["lm_head"]),
+    lora(lora_bias=True),
+], ids=["dora", "head", "embedding", "whole module", "bias"])  # fmt: skip
 def test_what_is_more_than_an_ordinary_lora_below_the_head_reads_alone(tiny, configuration):
     model = build(tiny, "llama")[0]
     assert not mixes(model, "ann") and not mixes(model, None)

@@ -68,14 +68,9 @@ def test_a_score_is_the_models_own_for_the_row_alone(model):
 
 
 def test_what_gives_no_one_number_for_a_text_is_refused_at_the_door():
-    with pytest.raises(
-        ValueError,
-        match=r"expected a sequence-classification model.*BertForTokenClassification with an output \[1, 2, 1\]",
-    ):
+    with pytest.raises(ValueError, match=r"expected a sequence-classification model.*BertForTokenClassification"):
         ModelReward(BertForTokenClassification(BertConfig(vocab_size=300, **SIZE)), tokenizer_with())
-    with pytest.raises(
-        ValueError, match=r"LlamaForCausalLM with an output \[1, 2, 40\].*AutoModelForSequenceClassification"
-    ):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM with an output \[1, 2, 40\].*AutoModelForSeq"):
         policy = build("llama")[0]
         policy.config.num_labels = 1
         ModelReward(policy, tokenizer_with())
@@ -173,7 +168,5 @@ def test_texts_that_do_not_fit_and_models_that_pool_at_eos_are_refused():
         ModelReward(roberta, tokenizer_with()).score_ids([[3, 4, 5, 6, 7]])
     config = BartConfig(vocab_size=300, d_model=16, encoder_layers=1, decoder_layers=1, num_labels=1, encoder_attention_heads=2,
                         decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16)  # fmt: skip
-    with pytest.raises(
-        ValueError, match="BartForSequenceClassification is an encoder with a decoder, which reads a text at its EOS"
-    ):
+    with pytest.raises(ValueError, match="BartForSequenceClassification is an encoder with a decoder, which reads a"):
         ModelReward(BartForSequenceClassification(config), tokenizer_with())

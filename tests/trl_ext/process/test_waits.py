@@ -75,79 +75,23 @@ WAITING = {
 THROUGH = {"trl_ext.process.waits", "trl_ext.sampling.engine", "maporl.event_loop"}
 """Where waiting is done for others, so that what is imported from there hears of signals."""
 ELSEWHERE = {
-    "is done already": {
-        "maporl/integrations/ray/engine_pool.py": {"EnginePool._send.arrived", "EnginePool._done"},
-        "maporl/integrations/ray/group.py": {"LearnerGroup._wait"},
-        "maporl/integrations/ray/ray_cluster.py": {"RayMember.call.settle"},
-        "maporl/integrations/ray/scheduling.py": {"Turns.run.settle"},
-        "maporl/engines/base.py": {"Pending.reply"},
-        "trl_ext/process/servant.py": {"Servant.connected"},
-        "trl_ext/process/waits.py": {"result"},
-        "trl_ext/sampling/engine.py": {"TokenEngine.sample", "wait_for"},
-    },
-    "waits for moments, in `until` or between two checks": {
-        "maporl/event_loop.py": {
-            "Loop.wait",
-            "Loop._replaced_if_blocked",
-            "_Task",
-            "wait",
-            "awaited",
-        },
-        "maporl/serving/running.py": {"_talk"},
-        "maporl/rollout/interleaving.py": {"Interleaving._take"},
-        "maporl/sandbox/pipes.py": {"exchange"},
-        "maporl/storage/disk_cache.py": {"DiskCache._in_the_file"},
-        "trl_ext/process/servant.py": {"_wait", "_exactly"},
-        "trl_ext/process/waits.py": {"Threads.submit", "taken.happens"},
-        "maporl/studies/sharing/study.py": {"_run.ended"},
-    },
-    "is a coroutine of a loop that has a thread of its own, and is awaited by those in THROUGH": {
-        "maporl/integrations/mcp_server.py": {
-            "Server._start",
-            "Server._keep",
-            "Server._watched",
-            "Server._left",
-        },
-        "maporl/integrations/open_env.py": {"OpenEnv._begun"},
-        "trl_ext/trainer/scoring.py": {"_run.run", "_wanted"},
-    },
-    "is in a thread that nobody waits for": {
-        "maporl/environments/isolated.py": {"_answer"},
-        "maporl/integrations/ray/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"},
-        "maporl/report/live.py": {"PageSeat.read"},
-        "trl_ext/process/interruptions.py": {"leave_soon.leave", "Interruptions._listen"},
-    },
-    "is before a run or in a command without one, where Python's own handlers end the process": {
-        "maporl/integrations/ray/ray_cluster.py": {"check_reached", "Cluster.facts"},
-        "maporl/cli/look.py": {"play", "_typed", "_in_the_terminal"},
-        "maporl/environments/search.py": {"Index._stored"},
-        "maporl/runs/dump.py": {"dump"},
-        "maporl/sandbox/sandbox.py": {"find_bubblewrap"},
-        "maporl/verifier/generate.py": {"_claim", "_summarise"},
-        "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"},
-    },
-    "waits for a process that was killed, or that has bounds of its own": {
-        "maporl/serving/running.py": {"Run.end_group", "_has_ended"},
-        "maporl/sandbox/sandbox.py": {"_Worker.run"},
-        "trl_ext/process/group_watchdog.py": {"_tell"},
-        "trl_ext/process/servant.py": {"_ended"},
-    },
+    "is done already": {"maporl/integrations/ray/engine_pool.py": {"EnginePool._send.arrived", "EnginePool._done"},
+     "maporl/integrations/ray/group.py": {"LearnerGroup._wait"}, "maporl/integrations/ray/ray_cluster.py": {"RayMember.call.settle"}, "maporl/integrations/ray/scheduling.py": {"Turns.run.settle"}, "maporl/engines/base.py": {"Pending.reply"}, "trl_ext/process/servant.py": {"Servant.connected"}, "trl_ext/process/waits.py": {"result"}, "trl_ext/sampling/engine.py": {"TokenEngine.sample", "wait_for"}},
+    "waits for moments, in `until` or between two checks": {"maporl/event_loop.py": {"Loop.wait", "Loop._replaced_if_blocked", "_Task", "wait", "awaited"}, "maporl/serving/running.py": {"_talk"}, "maporl/rollout/interleaving.py": {"Interleaving._take"}, "maporl/sandbox/pipes.py": {"exchange"}, "maporl/storage/disk_cache.py": {"DiskCache._in_the_file"}, "trl_ext/process/servant.py": {"_wait", "_exactly"}, "trl_ext/process/waits.py": {"Threads.submit", "taken.happens"}, "maporl/studies/sharing/study.py": {"_run.ended"}},
+    "is a coroutine of a loop that has a thread of its own, and is awaited by those in THROUGH": {"maporl/integrations/mcp_server.py": {"Server._start", "Server._keep", "Server._watched", "Server._left"}, "maporl/integrations/open_env.py": {"OpenEnv._begun"}, "trl_ext/trainer/scoring.py": {"_run.run", "_wanted"}},
+    "is in a thread that nobody waits for": {"maporl/environments/isolated.py": {"_answer"},
+     "maporl/integrations/ray/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"}, "maporl/report/live.py": {"PageSeat.read"}, "trl_ext/process/interruptions.py": {"leave_soon.leave", "Interruptions._listen"}},
+    "is before a run or in a command without one, where Python's own handlers end the process": {"maporl/integrations/ray/ray_cluster.py": {"check_reached", "Cluster.facts"}, "maporl/cli/look.py": {"play", "_typed", "_in_the_terminal"}, "maporl/environments/search.py": {"Index._stored"}, "maporl/runs/dump.py": {"dump"}, "maporl/sandbox/sandbox.py": {"find_bubblewrap"}, "maporl/verifier/generate.py": {"_claim", "_summarise"}, "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"}},
+    "waits for a process that was killed, or that has bounds of its own": {"maporl/serving/running.py": {"Run.end_group", "_has_ended"},
+     "maporl/sandbox/sandbox.py": {"_Worker.run"}, "trl_ext/process/group_watchdog.py": {"_tell"}, "trl_ext/process/servant.py": {"_ended"}},
     "waits for the disk": {"trl_ext/learning/checkpoint.py": {"_SavingLearners.finish"}},
-    "waits for a moment only": {
-        "maporl/integrations/ray/ray_folder.py": {"_take"},
-        "trl_ext/files/stacks.py": {"Listener.close"},
-        "trl_ext/process/interruptions.py": {"Interruptions.__exit__"},
-    },
-    "is in another process, which ends with the run": {
-        "maporl/integrations/ray/engine_process.py": {"VLLMRows"},
-        "maporl/integrations/ray/ray_folder.py": {"end_all"},
-        "maporl/environments/isolated_host.py": {"main", "_reaped"},
-        "maporl/sandbox/sandboxed/worker.py": {"Worker.serve"},
-        "reward_server": {"app.py", "batching.py"},
-    },
+    "waits for a moment only": {"maporl/integrations/ray/ray_folder.py": {"_take"}, "trl_ext/files/stacks.py": {"Listener.close"},
+     "trl_ext/process/interruptions.py": {"Interruptions.__exit__"}},
+    "is in another process, which ends with the run": {"maporl/integrations/ray/engine_process.py": {"VLLMRows"},
+     "maporl/integrations/ray/ray_folder.py": {"end_all"}, "maporl/environments/isolated_host.py": {"main", "_reaped"}, "maporl/sandbox/sandboxed/worker.py": {"Worker.serve"}, "reward_server": {"app.py", "batching.py"}},
     "is for tests": {"maporl/integrations/ray/ray_cluster.py": {"RayMember.pid"}},
     "puts vLLM to sleep": {"maporl/integrations/vllm/colocated.py": {"ColocatedServer.release"}},
-}
+}  # fmt: skip
 """Why a wait does not go through :mod:`trl_ext.process.waits`, by file and function."""
 
 
@@ -470,25 +414,20 @@ KINDS = {
     "a tool that is a coroutine": lambda hangs, tmp: use_tool(never),
     "an environment in a process of its own": lambda hangs, tmp: use_isolated(tmp),
     "a coroutine of a library": lambda hangs, tmp: wait_for_coroutine(never()),
-    "a reward function that is a coroutine": lambda hangs, tmp: call_reward_functions(
-        [slow_reward], [""], [""], [[1]], {}
-    ),
+    "a reward function that is a coroutine": lambda hangs, tmp: call_reward_functions([slow_reward], [""], [""], [[1]], {}),
     "a process of this one": lambda hangs, tmp: read_frame(),
     "a free sandbox": lambda hangs, tmp: all_sandboxes_are_used(),
     "another writer of the cache": lambda hangs, tmp: write_locked(tmp),
     "the processes that train": lambda hangs, tmp: RemoteLearning({}, [group(tmp)]).load(tmp),
-    "the processes that sample": lambda hangs, tmp: wait_for(
-        [pool(tmp).ask([SimpleNamespace(policy="ann")])], lambda: False
-    ),
+    "the processes that sample": lambda hangs, tmp: wait_for([pool(tmp).ask([SimpleNamespace(policy="ann")])], lambda: False),
     "a process that samples, to begin": lambda hangs, tmp: pool(tmp).build(),
     "any process that samples": lambda hangs, tmp: pool(tmp).call("untrained"),
-    "the processes that score": lambda hangs, tmp: VerifierPool(
-        VerifierSection(model="m"), 1, lambda number, place: Deaf(), 3600, tmp
-    ).build(),
+    "the processes that score": lambda hangs, tmp: VerifierPool(VerifierSection(model="m"), 1, lambda number, place: Deaf(), 3600,
+     tmp).build(),
     "a device": lambda hangs, tmp: wait_for_turn(),
     "another thread that plays": lambda hangs, tmp: wait_for_the_others(),
     "a batch that is played ahead": lambda hangs, tmp: play_ahead(),
-}
+}  # fmt: skip
 """What is waited for, each for ever or for an hour."""
 
 

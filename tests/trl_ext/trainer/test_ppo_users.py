@@ -57,9 +57,7 @@ def test_own_measures_are_logged_and_a_loss_that_is_no_number_names_the_objectiv
 
     monkeypatch.setitem(OBJECTIVES, "trusting", trusting)
     trainer = trainer_of(tiny, tmp_path, objective="trusting", num_ppo_epochs=1, num_mini_batches=1)
-    with pytest.raises(
-        NonFiniteError, match=r"policy 'policy': the loss by objective trusting is nan on rows update 2, "
-    ):
+    with pytest.raises(NonFiniteError, match=r"the loss by objective trusting is nan on rows update 2, "):
         trainer.train()
     first = trainer.state.log_history[0]
     assert first["measure/trust"] == pytest.approx(2.0) and first["val/ratio"] == pytest.approx(1.0, abs=1e-4)
@@ -74,9 +72,7 @@ def test_two_scores_that_contradict_each_other_are_refused(tiny, tmp_path):
     batch = trainer.score(trainer.collected())
     first = batch.completions[0]
     first.score += 1.0
-    with pytest.raises(
-        ValueError, match=r"update 1, completion 0: score is .*, but its token_scores have the sum .*None"
-    ):
+    with pytest.raises(ValueError, match=r"update 1, completion 0: score is .*, but its token_scores .*None"):
         trainer.advantage(batch)
     first.token_scores = None
     rows = trainer.advantage(batch).token_batches["policy"]
@@ -168,9 +164,7 @@ def test_an_override_of_update_may_make_the_whole_of_it(tiny, tmp_path):
 def test_an_override_that_nothing_would_call_is_refused(tiny, tmp_path, name):
     own = type("Own", (PPOv2Trainer,), {name: lambda self, *args, **kwargs: None})
     model, tokenizer = tiny()
-    with pytest.raises(
-        ValueError, match=rf"^Own\.{name}: nothing would call it; override collect, score, advantage or update"
-    ):
+    with pytest.raises(ValueError, match=rf"^Own\.{name}: nothing would call it; override collect, score, advantage"):
         own(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
 
 

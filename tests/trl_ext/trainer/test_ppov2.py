@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 from datasets import Dataset
-from one_policy import QUESTIONS, StopAfter, config, count_a
+from one_policy import QUESTIONS, StopAfter, classifier, config, count_a, trainer_of
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_models import Plain
-from transformers import AutoModelForCausalLM, DataCollatorWithPadding, LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoModelForCausalLM, DataCollatorWithPadding
 
 from trl_ext import Learner, PPOv2Trainer
 from trl_ext.files.manifest import CheckpointError
@@ -135,10 +135,8 @@ def test_samples_are_cut_to_the_likeliest_tokens_and_the_first_ratio_stays_one(t
 
 
 def test_it_learns_to_say_a(tiny, tmp_path):
-    model, tokenizer = tiny()
-    args = config(tmp_path, total_episodes=16 * 30, learning_rate=3e-3, kl_coef=0.0)
-    trainer = PPOv2Trainer(
-        args, tokenizer, model, train_dataset=QUESTIONS, eval_dataset=QUESTIONS, reward_funcs=count_a
+    trainer = trainer_of(
+        tiny, tmp_path, total_episodes=16 * 30, learning_rate=3e-3, kl_coef=0.0, eval_dataset=QUESTIONS
     )
     before = trainer.evaluate()["eval_count_a"]
     trainer.train()
@@ -208,11 +206,7 @@ def test_an_existing_trainable_adapter_is_continued(tiny, tmp_path):
 
 def test_trls_reward_and_value_models_serve(tiny, tmp_path):
     model, tokenizer = tiny()
-    shape = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=len(tokenizer),
-        num_labels=1, pad_token_id=0,
-    )  # fmt: skip
-    reward, value = LlamaForSequenceClassification(shape), LlamaForSequenceClassification(shape)
+    reward, value = classifier(tokenizer), classifier(tokenizer, 1)
     weight = value.score.weight.clone()
     dataset = Dataset.from_list([{"input_ids": tokenizer.encode(row["prompt"])} for row in QUESTIONS])
     trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, None, reward, dataset, value)
@@ -237,15 +231,7 @@ def test_reward_functions_may_be_async_see_columns_and_pass(tiny, tmp_path):
     def sometimes(prompts, completions, **columns):
         return [None if i % 2 else 0.5 for i in range(len(completions))]
 
-    model, tokenizer = tiny()
-    trainer = PPOv2Trainer(
-        config(tmp_path),
-        tokenizer,
-        model,
-        train_dataset=QUESTIONS,
-        reward_funcs=[slow, sometimes],
-        reward_weights=[2, 1],
-    )
+    trainer = trainer_of(tiny, tmp_path, reward_funcs=[slow, sometimes], reward_weights=[2, 1])
     batch = trainer.score(trainer.collect(trainer.next_batch()))
     answers = batch.completions
     assert [a.score for a in answers[:2]] == [2.5, 2.0]
@@ -425,8 +411,7 @@ def test_a_plain_reward_function_may_run_an_event_loop_of_its_own(tiny, tmp_path
     def sync(prompts, completions, **columns):
         return [asyncio.run(one()) for _ in completions]
 
-    model, tokenizer = tiny()
-    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=sync)
+    trainer = trainer_of(tiny, tmp_path, reward_funcs=sync)
     assert {a.score for a in trainer.score(trainer.collect(trainer.next_batch())).completions} == {1.0}
 
 
@@ -457,11 +442,7 @@ def test_an_update_ends_early_beyond_the_kl_it_is_allowed(tiny, tmp_path):
 
 def test_a_second_run_does_not_add_to_the_completions_of_the_first(tiny, tmp_path):
     for number in range(2):
-        model, tokenizer = tiny()
-        args = config(tmp_path, total_episodes=16)
-        trainer = PPOv2Trainer(
-            args, tokenizer, model, train_dataset=QUESTIONS, eval_dataset=QUESTIONS[:2], reward_funcs=count_a
-        )
+        trainer = trainer_of(tiny, tmp_path, total_episodes=16, eval_dataset=QUESTIONS[:2])
         if number == 0:
             trainer.train()
         else:

@@ -63,9 +63,7 @@ def test_it_has_trls_signature(labels):
 def test_a_server_that_grades_needs_the_right_answers(tiny, tmp_path, labels):
     with pytest.raises(RewardFailure, match=r"no column 'answer' .reference.; it has \['number'\]"):
         ServedReward(labels, reference="answer")(["1+1"], ["2"], number=[1])
-    with pytest.raises(
-        RewardFailure, match=r"the data set has \['2'\] of the type list in the column 'answer'; expected"
-    ):
+    with pytest.raises(RewardFailure, match=r"the data set has \['2'\] of the type list in the column 'answer'"):
         ServedReward(labels, reference="answer")(["1+1"], ["2"], answer=[["2"]])
     for reward, answers in ((ServedReward(labels), ["2"]), (ServedReward(labels, reference="answer"), [None])):
         with pytest.raises(VerifierFailure, match=r"could not score an answer: no_reference"):
@@ -77,9 +75,7 @@ def test_a_server_that_is_not_there_ends_the_run_and_is_never_a_zero(tiny, tmp_p
     reward = ServedReward(f"http://127.0.0.1:{free_port()}", retries=0)
     trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=reward)
     before = model.lm_head.weight.clone()
-    with pytest.raises(
-        RewardError, match=r"reward 'served_reward' raised VerifierFailure|raised Unavailable: verifier server"
-    ):
+    with pytest.raises(RewardError, match=r"'served_reward' raised VerifierFailure|raised Unavailable: verifier"):
         trainer.train()
     assert before.equal(model.lm_head.weight)
 

@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from one_policy import QUESTIONS, config
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from one_policy import QUESTIONS, classifier, config
 
 from trl_ext import PPOv2Trainer
 from trl_ext.learning.trained import NonFiniteError
@@ -158,11 +157,7 @@ def test_a_weight_acts_on_every_kind_of_source(tiny, tmp_path):
         return [[1.0] * len(ids) for ids in completion_ids]
 
     model, tokenizer = tiny()
-    shape = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=len(tokenizer),
-        num_labels=1, pad_token_id=0,
-    )  # fmt: skip
-    reward = LlamaForSequenceClassification(shape)
+    reward = classifier(tokenizer)
     trainer = PPOv2Trainer(
         config(tmp_path), tokenizer, model, None, reward, QUESTIONS, reward_funcs=[later, tokens],
         reward_weights=[100.0, 10.0, -0.5],
