@@ -48,20 +48,17 @@ def test_every_kind_of_part_has_choices():
     assert len(CHOICES) > 20
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "expected", "read"),
-    [
-        (Arithmetic, {"held_out": 1.0}, "held_out: expected a number above 0 and below 1, got 1.0", "less than 1, got 1.0"),
-        (Arithmetic, {"held_out": math.nan}, "held_out: expected a number above 0 and below 1, got nan", "less than 1, got nan"),
-        (Span, {"updates": 0, "turns": [1]}, "updates: expected a number of at least 1, got 0", "at least 1, got 0"),
-        (Schedule, {"critic_warmup": "one"}, "critic_warmup: expected a number of at least 0, got 'one'", "a whole number, got 'one'"),
-        (OpponentPool, {"agent": "a", "of": "b", "probability": 2}, "probability: expected a number of at least 0 and at most 1, got 2", "at most 1, got 2"),
-        (KuhnPoker, {"rounds": None}, "rounds: expected a number of at least 1, got None", "a whole number, got None"),
-        (PPOOptions, {"lam_alpha": 0}, "lam_alpha: expected a number above 0, got 0", "more than 0, got 0"),
-        (PPOOptions, {"gamma": math.inf}, "gamma: expected a number of at least 0, got inf", "a finite number, got inf"),
-        (LearnerOptions, {"learning_rate": -1}, "learning_rate: expected a number of at least 0, got -1", "at least 0, got -1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "given", "expected", "read"), [
+    (Arithmetic, {"held_out": 1.0}, "held_out: expected a number above 0 and below 1, got 1.0", "less than 1, got 1.0"),
+    (Arithmetic, {"held_out": math.nan}, "held_out: expected a number above 0 and below 1, got nan", "less than 1, got nan"),
+    (Span, {"updates": 0, "turns": [1]}, "updates: expected a number of at least 1, got 0", "at least 1, got 0"),
+    (Schedule, {"critic_warmup": "one"}, "critic_warmup: expected a number of at least 0, got 'one'", "a whole number, got 'one'"),
+    (OpponentPool, {"agent": "a", "of": "b", "probability": 2}, "probability: expected a number of at least 0 and at most 1, got 2", "at most 1, got 2"),
+    (KuhnPoker, {"rounds": None}, "rounds: expected a number of at least 1, got None", "a whole number, got None"),
+    (PPOOptions, {"lam_alpha": 0}, "lam_alpha: expected a number above 0, got 0", "more than 0, got 0"),
+    (PPOOptions, {"gamma": math.inf}, "gamma: expected a number of at least 0, got inf", "a finite number, got inf"),
+    (LearnerOptions, {"learning_rate": -1}, "learning_rate: expected a number of at least 0, got -1", "at least 0, got -1"),
+])  # fmt: skip
 def test_a_bound_is_kept_in_python_and_in_files(kind, given, expected, read):
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         kind(**given)

@@ -130,16 +130,13 @@ def test_quiet_silences_standard_output_only():
     assert (silent.stdout, silent.stderr) == ("", "warning\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    [
-        (["sft"], SFTOptions),
-        (["serve"], ServerOptions),
-        (["verifier", "generate"], GenerateOptions),
-        (["verifier", "balance"], BalanceOptions),
-        (["verifier", "train"], TrainOptions),
-    ],
-)
+@pytest.mark.parametrize(("words", "kind"), [
+    (["sft"], SFTOptions),
+    (["serve"], ServerOptions),
+    (["verifier", "generate"], GenerateOptions),
+    (["verifier", "balance"], BalanceOptions),
+    (["verifier", "train"], TrainOptions),
+])  # fmt: skip
 def test_every_field_is_an_option_with_the_fields_default(words, kind):
     found = typer.main.get_command(app)
     for word in words:

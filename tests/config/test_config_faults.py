@@ -70,15 +70,12 @@ def test_short_words_lead_to_keys_that_exist_and_are_none_themselves():
             assert key in names, place
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"lr": 1e-4}, "unknown key 'lr'; did you mean 'training.learning_rate'?"),
-        ({"training": {"lr": 1e-4}}, "unknown key 'training.lr'; did you mean 'learning_rate'?"),
-        ({"agents": {"ann": {"lora": {"rank": 8}}}}, "unknown key 'agents.ann.lora.rank'; did you mean 'r'?"),
-        ({"rank": 8}, "unknown key 'rank'; did you mean 'agents.NAME.lora.r'?"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"lr": 1e-4}, "unknown key 'lr'; did you mean 'training.learning_rate'?"),
+    ({"training": {"lr": 1e-4}}, "unknown key 'training.lr'; did you mean 'learning_rate'?"),
+    ({"agents": {"ann": {"lora": {"rank": 8}}}}, "unknown key 'agents.ann.lora.rank'; did you mean 'r'?"),
+    ({"rank": 8}, "unknown key 'rank'; did you mean 'agents.NAME.lora.r'?"),
+])  # fmt: skip
 def test_words_of_other_programs_get_the_key_that_is_meant(values, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse_config(values, "run.yaml")

@@ -117,38 +117,32 @@ def test_a_number_of_a_json_file_is_the_text_that_stands_there(tmp_path, name):
     assert labels(tmp_path, ["[1.50, 2]", '["a", 3]'], name) == ["1.50, 2", "a, 3"], "several answers of one question"
 
 
-@pytest.mark.parametrize(
-    ("values", "texts"),
-    [
-        ([18, 2**62], ["18", "4611686018427387904"]),
-        ([2.5, 18.0, 999_999_999_999_999.0], ["2.5", "18.0", "999999999999999.0"]),
-        ([Decimal("1.50")], ["1.50"]),
-        ([["1.5", "2"]], ["1.5, 2"]),
-    ],
-)
+@pytest.mark.parametrize(("values", "texts"), [
+    ([18, 2**62], ["18", "4611686018427387904"]),
+    ([2.5, 18.0, 999_999_999_999_999.0], ["2.5", "18.0", "999999999999999.0"]),
+    ([Decimal("1.50")], ["1.50"]),
+    ([["1.5", "2"]], ["1.5, 2"]),
+])  # fmt: skip
 def test_a_typed_label_has_one_text(tmp_path, values, texts):
     assert labels(tmp_path, values, "a.parquet") == texts
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("a.parquet", 1e17, r"1e\+17 of the type float"),
-        ("a.parquet", 12345678901234568.0, r"1.2345678901234568e\+16 of the type float"),
-        ("a.parquet", 0.1 + 0.2, "0.30000000000000004 of the type float"),
-        ("a.parquet", float("inf"), "inf of the type float"),
-        ("a.parquet", float("nan"), "nan of the type float"),
-        ("a.parquet", True, "True of the type bool"),
-        ("a.parquet", b"5", "b'5' of the type bytes"),
-        ("a.parquet", datetime.time(12, 30), r"datetime.time\(12, 30\) of the type time"),
-        ("a.parquet", {"a": 5}, "{'a': 5} of the type dict"),
-        ("a.parquet", [[5]], r"\[5\] of the type list"),
-        ("a.jsonl", "true", "True of the type bool"),
-        ("a.jsonl", '{"a": 5}', "{'a': 5} of the type dict"),
-        ("a.json", "[5, [6]]", r"\[6\] of the type list"),
-        ("a.json", "NaN", "nan of the type float"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "shown"), [
+    ("a.parquet", 1e17, r"1e\+17 of the type float"),
+    ("a.parquet", 12345678901234568.0, r"1.2345678901234568e\+16 of the type float"),
+    ("a.parquet", 0.1 + 0.2, "0.30000000000000004 of the type float"),
+    ("a.parquet", float("inf"), "inf of the type float"),
+    ("a.parquet", float("nan"), "nan of the type float"),
+    ("a.parquet", True, "True of the type bool"),
+    ("a.parquet", b"5", "b'5' of the type bytes"),
+    ("a.parquet", datetime.time(12, 30), r"datetime.time\(12, 30\) of the type time"),
+    ("a.parquet", {"a": 5}, "{'a': 5} of the type dict"),
+    ("a.parquet", [[5]], r"\[5\] of the type list"),
+    ("a.jsonl", "true", "True of the type bool"),
+    ("a.jsonl", '{"a": 5}', "{'a': 5} of the type dict"),
+    ("a.json", "[5, [6]]", r"\[6\] of the type list"),
+    ("a.json", "NaN", "nan of the type float"),
+])  # fmt: skip
 def test_a_label_without_one_text_is_refused(tmp_path, name, value, shown):
     message = (
         f"{name}: row 1 has {shown} in the column 'answer'; expected a text, or a number of at most 15 digits; write a "
@@ -166,21 +160,18 @@ def test_what_a_task_of_ones_own_takes_from_a_row_becomes_text_too(tmp_path):
         read_examples(str(tmp_path / "a.jsonl"), "train", lambda row, number: Example("0", "?", [row["a"]]))
 
 
-@pytest.mark.parametrize(
-    ("task", "row", "column"),
-    [
-        (GSM8K, {"question": ["?"], "answer": "5"}, "question"),
-        (GSM8K, {"question": "?", "answer": ["5"]}, "answer"),
-        (Mathematics, {"question": {"a": "?"}, "answer": "5"}, "question"),
-        (ANLI, {"question": ["?"], "answer": "neutral"}, "question"),
-        (ANLI, {"premise": ["a"], "hypothesis": "b", "label": 1}, "premise"),
-        (HotpotQA, {"question": "?", "answer": ["a", "b"], "paragraphs": ["a"]}, "answer"),
-        (MBPP, {"text": ["?"], "code": "def f(x): return x", "test_list": ["assert f(1)", "assert f(2)"]}, "text"),
-        (HumanEval, {"prompt": ["?"], "entry_point": "f", "test": "def check(c): assert c(1)"}, "prompt"),
-        (FANToM, {"document": "d", "question": "?", "correct_answer": ["a"], "wrong_answer": "b"}, "correct_answer"),
-        (FANToM, {"document": "d", "question": "?", "correct_answer": "a", "wrong_answer": ["b"]}, "wrong_answer"),
-    ],
-)
+@pytest.mark.parametrize(("task", "row", "column"), [
+    (GSM8K, {"question": ["?"], "answer": "5"}, "question"),
+    (GSM8K, {"question": "?", "answer": ["5"]}, "answer"),
+    (Mathematics, {"question": {"a": "?"}, "answer": "5"}, "question"),
+    (ANLI, {"question": ["?"], "answer": "neutral"}, "question"),
+    (ANLI, {"premise": ["a"], "hypothesis": "b", "label": 1}, "premise"),
+    (HotpotQA, {"question": "?", "answer": ["a", "b"], "paragraphs": ["a"]}, "answer"),
+    (MBPP, {"text": ["?"], "code": "def f(x): return x", "test_list": ["assert f(1)", "assert f(2)"]}, "text"),
+    (HumanEval, {"prompt": ["?"], "entry_point": "f", "test": "def check(c): assert c(1)"}, "prompt"),
+    (FANToM, {"document": "d", "question": "?", "correct_answer": ["a"], "wrong_answer": "b"}, "correct_answer"),
+    (FANToM, {"document": "d", "question": "?", "correct_answer": "a", "wrong_answer": ["b"]}, "wrong_answer"),
+])  # fmt: skip
 def test_no_task_makes_a_text_of_a_list_or_an_object(tmp_path, task, row, column):
     saved(tmp_path, "a.jsonl", "\n".join([json.dumps(row)] * 70), "utf-8")  # HumanEval holds 64 rows out
     with pytest.raises(TaskError, match=rf"a\.jsonl: row 1 has .* of the type \w+ in the column '{column}'; expected"):
@@ -202,21 +193,18 @@ def test_a_quoted_text_of_a_csv_file_is_kept_as_it_is(tmp_path, encoding):
     assert read_rows(str(file), "train") == [{"question": question, "answer": ""}, {"question": " b ", "answer": "NA"}]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", b"question,answer\n\xe9,5\n", "a.csv: cannot be read: .*; save it as UTF-8"),
-        ("a.csv", b"question,answer\n1,234,5\n", "a.csv: line 2: .* expected 2 columns, as in the first line, got 3; "),
-        ("a.csv", b"question,answer\nb\n", "a.csv: line 2: .* expected 2 columns, as in the first line, got 1; "),
-        ("a.csv", b'question,answer\n"b,5\n', "a.csv: line 2: .* unexpected end of data; texts with quotes, commas"),
-        ("a.csv", b"question,answer,answer\nb,4,5\n", "a.csv: .*the name 'answer' stands there twice; rename one"),
-        ("a.csv", b"question,answer\nb,\n", r"a.csv: row 1 \(0\) has no answer; remove the row or fill it in"),
-        ("a.csv", b"question,answer\n", "a.csv: it holds no rows"),
-        ("a.jsonl", b'{"answer": 4, "answer": 5}', "a.jsonl: line 1: .*the name 'answer' stands there twice"),
-        ("a.json", b'[{"question": "b", "answer": " "}]', r"a.json: row 1 \(0\) has no answer"),
-        ("a.json", b'["b"]', "a.json: row 1: expected an object with a field for each column, got str"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.csv", b"question,answer\n\xe9,5\n", "a.csv: cannot be read: .*; save it as UTF-8"),
+    ("a.csv", b"question,answer\n1,234,5\n", "a.csv: line 2: .* expected 2 columns, as in the first line, got 3; "),
+    ("a.csv", b"question,answer\nb\n", "a.csv: line 2: .* expected 2 columns, as in the first line, got 1; "),
+    ("a.csv", b'question,answer\n"b,5\n', "a.csv: line 2: .* unexpected end of data; texts with quotes, commas"),
+    ("a.csv", b"question,answer,answer\nb,4,5\n", "a.csv: .*the name 'answer' stands there twice; rename one"),
+    ("a.csv", b"question,answer\nb,\n", r"a.csv: row 1 \(0\) has no answer; remove the row or fill it in"),
+    ("a.csv", b"question,answer\n", "a.csv: it holds no rows"),
+    ("a.jsonl", b'{"answer": 4, "answer": 5}', "a.jsonl: line 1: .*the name 'answer' stands there twice"),
+    ("a.json", b'[{"question": "b", "answer": " "}]', r"a.json: row 1 \(0\) has no answer"),
+    ("a.json", b'["b"]', "a.json: row 1: expected an object with a field for each column, got str"),
+])  # fmt: skip
 def test_a_file_whose_texts_are_in_doubt_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskError, match=message) as caught:

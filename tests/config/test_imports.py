@@ -147,20 +147,17 @@ def test_what_another_process_cannot_import_has_no_name(write, tmp_path):
     assert import_name(imports.look_up) == "maporl.config.imports:look_up"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("reversl_b:Reversal", ["no module 'reversl_b' in {folder}, or among the installed", "did you mean 'reversal_b'?"]),
-        ("nowhere_b:Task", ["no module 'nowhere_b' in {folder}, or", "pythonpath=FOLDER"]),
-        ("reversal_b.inner:Task", ["no module 'reversal_b.inner'"]),
-        ("raises_b:Task", ["the module raises_b cannot be imported: {folder}/raises_b.py, line 3: ZeroDivisionError: division"]),
-        ("calls_b:Task", ["{folder}/calls_b.py, line 2: ValueError: oh no"]),
-        ("syntax_b:Task", ["{folder}/syntax_b.py, line 1: SyntaxError: "]),
-        ("lacks_b:Task", ["{folder}/lacks_b.py, line 1: ModuleNotFoundError: No module named 'not_there_b'"]),
-        ("exits_b:Task", ["{folder}/exits_b.py, line 1: SystemExit: 3"]),
-        ("__main__:Task", ["__main__ is another program in each process"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "words"), [
+    ("reversl_b:Reversal", ["no module 'reversl_b' in {folder}, or among the installed", "did you mean 'reversal_b'?"]),
+    ("nowhere_b:Task", ["no module 'nowhere_b' in {folder}, or", "pythonpath=FOLDER"]),
+    ("reversal_b.inner:Task", ["no module 'reversal_b.inner'"]),
+    ("raises_b:Task", ["the module raises_b cannot be imported: {folder}/raises_b.py, line 3: ZeroDivisionError: division"]),
+    ("calls_b:Task", ["{folder}/calls_b.py, line 2: ValueError: oh no"]),
+    ("syntax_b:Task", ["{folder}/syntax_b.py, line 1: SyntaxError: "]),
+    ("lacks_b:Task", ["{folder}/lacks_b.py, line 1: ModuleNotFoundError: No module named 'not_there_b'"]),
+    ("exits_b:Task", ["{folder}/exits_b.py, line 1: SystemExit: 3"]),
+    ("__main__:Task", ["__main__ is another program in each process"]),
+])  # fmt: skip
 def test_a_module_that_cannot_be_imported_is_named_in_one_line(write, tmp_path, name, words):
     write("reversal_b.py")
     write("raises_b.py", "def f():\n    return 1\nx = f() / 0\n")
@@ -178,22 +175,19 @@ def test_a_module_that_cannot_be_imported_is_named_in_one_line(write, tmp_path, 
         assert part.format(folder=tmp_path) in told, told
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("reversal_c:Reversl", "unknown 'Reversl'; did you mean 'Reversal'?"),
-        ("reversal_c:half", "expected a class that derives from collections.abc.Sized, got the function half"),
-        ("reversal_c:NUMBER", "got a value of type int"),
-        ("reversal_c:random", "got the module random"),
-        ("reversal_c:Reversal.nothing", "unknown 'nothing'"),
-        ("reversal_c.Reversal", "here perhaps reversal_c:Reversal"),
-        ("reversal_c.py:Reversal", "here perhaps reversal_c:Reversal"),
-        ("./tasks/reversal_c.py:Reversal", "here perhaps tasks.reversal_c:Reversal"),
-        ("reversal_c", "unknown 'reversal_c'; known: toy; your own is named MODULE:OBJECT"),
-        (None, "unknown None"),
-        (["a"], "unknown ['a']"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("reversal_c:Reversl", "unknown 'Reversl'; did you mean 'Reversal'?"),
+    ("reversal_c:half", "expected a class that derives from collections.abc.Sized, got the function half"),
+    ("reversal_c:NUMBER", "got a value of type int"),
+    ("reversal_c:random", "got the module random"),
+    ("reversal_c:Reversal.nothing", "unknown 'nothing'"),
+    ("reversal_c.Reversal", "here perhaps reversal_c:Reversal"),
+    ("reversal_c.py:Reversal", "here perhaps reversal_c:Reversal"),
+    ("./tasks/reversal_c.py:Reversal", "here perhaps tasks.reversal_c:Reversal"),
+    ("reversal_c", "unknown 'reversal_c'; known: toy; your own is named MODULE:OBJECT"),
+    (None, "unknown None"),
+    (["a"], "unknown ['a']"),
+])  # fmt: skip
 def test_an_object_that_does_not_serve_is_named_in_one_line(write, tmp_path, name, words):
     from collections.abc import Sized
 
@@ -431,45 +425,42 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"task": {"name": "M_task:Reversal", "digit": 2}}, "task: unknown key 'digit'; did you mean 'digits'?"),
-        ({"task": {"name": "M_task:Reversal", "digits": "x"}}, "task: digits: expected a whole number, got 'x'"),
-        ({"task": {"name": "M_task:Reversl"}}, "task.name: M_task:Reversl: unknown 'Reversl'; did you mean 'Reversal'?"),
-        ({"task": {"name": "M_task:half"}}, "expected a class that derives from maporl.Task, got the function half"),
-        ({"task": {"name": "M:Relay"}}, "expected a class that derives from maporl.Task, got the class Relay"),
-        ({"task": {"name": "M_odd:Plain"}}, "the class Plain is not a dataclass, so it has no options; put @dataclass(frozen=True)"),
-        ({"task": {"name": "M_odd:Half"}}, "the class Half does not define grade"),
-        ({"task": {"name": "M_odd:Unsplit"}}, 'M_odd:Unsplit has no field split; add split: str = "train"'),
-        ({"task": {"name": "M_odd:Odd"}}, "the class Odd has a field that no configuration can set"),
-        ({"protocol": {"name": "M_task:Reversal"}}, "protocol.name: M_task:Reversal: expected a class that derives from maporl.Protocol, got the class Reversal"),
-        ({"protocol": {"name": "M:Relay", "turn": 2}}, "protocol: unknown key 'turn'; did you mean 'turns'?"),
-        ({"protocol": {"name": "game", "game": "M:Relay"}}, "game: M:Relay: expected a class that derives from maporl.Game, got the class Relay"),
-        ({"protocol": {"name": "game", "game": "M:Quik"}}, "game: M:Quik: unknown 'Quik'; did you mean 'Quick'?"),
-        ({"reward": {"sources": {"M_task:hafl": 1.0}}}, "reward.sources: M_task:hafl: unknown 'hafl'; did you mean 'half'?"),
-        ({"reward": {"sources": {"M:Best": 1.0}}}, "expected a function of (dialogues, task) or a maporl.RewardSource, got the class Best"),
-        ({"reward": {"sources": {"M:Sized": 1.0}}}, "expected a class without arguments, got Sized(size)"),
-        ({"reward": {"sources": {"M:whole": 1.0}}}, None),
-        ({"reward": {"sources": {"M:two": 1.0}}}, "expected a function of (dialogues, task), got one of (advantages, returns, groups"),
-        ({"reward": {"sources": {"M_task:NUMBER": 1.0}}}, "expected a function of (dialogues, task), got a value of type int"),
-        ({"reward": {"rules": ["M:Times"]}}, "reward.rules: M:Times: expected a class that derives from maporl.Rule, got the class Times"),
-        ({"reward": {"rules": [{"M:Best": {"beta": 1}}]}}, "reward.rules.M:Best: unknown key 'beta'"),
-        ({"advantage": {"returns": "M:first"}}, "advantage.returns: M:first: expected a function of (batch, config), got one of (returns"),
-        ({"advantage": {"returns": "M:within"}}, "expected a function of (batch, config), got a value of type Baseline"),
-        ({"advantage": {"returns": "utterance", "baseline": "M:whole"}}, "advantage.baseline: M:whole: expected a function of (returns, "),
-        ({"advantage": {"returns": "utterance", "baseline": "none", "post": ["M:Best"]}}, "advantage.post: M:Best: expected a class"),
-        ({"ppo": {"objective": "M:whole"}}, "ppo.objective: M:whole: expected a function of (new, old, advantages, mask, options)"),
-        ({"ppo": {"objective": "M_odd:mean_loss"}}, "objective M_odd:mean_loss: returned losses that are a tensor []; expected"),
-        ({"advantage": {"returns": "utterance", "baseline": "M_odd:short"}}, "advantage.baseline: M_odd:short returned a tensor ["),
-        ({"ppo": {"objective": "pppo"}}, "ppo.objective: unknown 'pppo'; did you mean 'ppo'?"),
-        ({"schedule": {"curriculum": [{"update": 2, "task": {"name": "M_task:Nobody"}}]}}, "update 2: task.name: M_task:Nobody: unknown"),
-        ({"branching": {"how": "M:Relay"}}, "got 'M:Relay'; no part of your own can be named here"),
-        ({"agents": {"ann": {**TINY, "engine": "M:Relay"}}}, "agents.ann.engine: unknown 'M:Relay'; known: transformers, "),
-        ({"advantage": {"baseline": "M:witin"}}, "unknown 'witin'; did you mean 'within'? known: Best, Counting, Quick, Relay, Sized, Times, "),
-        ({"task": {"name": "M_odd:Derived", "more": 3}}, "'more' is not an option of the class Derived, because only a class that it derives"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"task": {"name": "M_task:Reversal", "digit": 2}}, "task: unknown key 'digit'; did you mean 'digits'?"),
+    ({"task": {"name": "M_task:Reversal", "digits": "x"}}, "task: digits: expected a whole number, got 'x'"),
+    ({"task": {"name": "M_task:Reversl"}}, "task.name: M_task:Reversl: unknown 'Reversl'; did you mean 'Reversal'?"),
+    ({"task": {"name": "M_task:half"}}, "expected a class that derives from maporl.Task, got the function half"),
+    ({"task": {"name": "M:Relay"}}, "expected a class that derives from maporl.Task, got the class Relay"),
+    ({"task": {"name": "M_odd:Plain"}}, "the class Plain is not a dataclass, so it has no options; put @dataclass(frozen=True)"),
+    ({"task": {"name": "M_odd:Half"}}, "the class Half does not define grade"),
+    ({"task": {"name": "M_odd:Unsplit"}}, 'M_odd:Unsplit has no field split; add split: str = "train"'),
+    ({"task": {"name": "M_odd:Odd"}}, "the class Odd has a field that no configuration can set"),
+    ({"protocol": {"name": "M_task:Reversal"}}, "protocol.name: M_task:Reversal: expected a class that derives from maporl.Protocol, got the class Reversal"),
+    ({"protocol": {"name": "M:Relay", "turn": 2}}, "protocol: unknown key 'turn'; did you mean 'turns'?"),
+    ({"protocol": {"name": "game", "game": "M:Relay"}}, "game: M:Relay: expected a class that derives from maporl.Game, got the class Relay"),
+    ({"protocol": {"name": "game", "game": "M:Quik"}}, "game: M:Quik: unknown 'Quik'; did you mean 'Quick'?"),
+    ({"reward": {"sources": {"M_task:hafl": 1.0}}}, "reward.sources: M_task:hafl: unknown 'hafl'; did you mean 'half'?"),
+    ({"reward": {"sources": {"M:Best": 1.0}}}, "expected a function of (dialogues, task) or a maporl.RewardSource, got the class Best"),
+    ({"reward": {"sources": {"M:Sized": 1.0}}}, "expected a class without arguments, got Sized(size)"),
+    ({"reward": {"sources": {"M:whole": 1.0}}}, None),
+    ({"reward": {"sources": {"M:two": 1.0}}}, "expected a function of (dialogues, task), got one of (advantages, returns, groups"),
+    ({"reward": {"sources": {"M_task:NUMBER": 1.0}}}, "expected a function of (dialogues, task), got a value of type int"),
+    ({"reward": {"rules": ["M:Times"]}}, "reward.rules: M:Times: expected a class that derives from maporl.Rule, got the class Times"),
+    ({"reward": {"rules": [{"M:Best": {"beta": 1}}]}}, "reward.rules.M:Best: unknown key 'beta'"),
+    ({"advantage": {"returns": "M:first"}}, "advantage.returns: M:first: expected a function of (batch, config), got one of (returns"),
+    ({"advantage": {"returns": "M:within"}}, "expected a function of (batch, config), got a value of type Baseline"),
+    ({"advantage": {"returns": "utterance", "baseline": "M:whole"}}, "advantage.baseline: M:whole: expected a function of (returns, "),
+    ({"advantage": {"returns": "utterance", "baseline": "none", "post": ["M:Best"]}}, "advantage.post: M:Best: expected a class"),
+    ({"ppo": {"objective": "M:whole"}}, "ppo.objective: M:whole: expected a function of (new, old, advantages, mask, options)"),
+    ({"ppo": {"objective": "M_odd:mean_loss"}}, "objective M_odd:mean_loss: returned losses that are a tensor []; expected"),
+    ({"advantage": {"returns": "utterance", "baseline": "M_odd:short"}}, "advantage.baseline: M_odd:short returned a tensor ["),
+    ({"ppo": {"objective": "pppo"}}, "ppo.objective: unknown 'pppo'; did you mean 'ppo'?"),
+    ({"schedule": {"curriculum": [{"update": 2, "task": {"name": "M_task:Nobody"}}]}}, "update 2: task.name: M_task:Nobody: unknown"),
+    ({"branching": {"how": "M:Relay"}}, "got 'M:Relay'; no part of your own can be named here"),
+    ({"agents": {"ann": {**TINY, "engine": "M:Relay"}}}, "agents.ann.engine: unknown 'M:Relay'; known: transformers, "),
+    ({"advantage": {"baseline": "M:witin"}}, "unknown 'witin'; did you mean 'within'? known: Best, Counting, Quick, Relay, Sized, Times, "),
+    ({"task": {"name": "M_odd:Derived", "more": 3}}, "'more' is not an option of the class Derived, because only a class that it derives"),
+])  # fmt: skip
 def test_a_part_that_does_not_serve_is_refused_before_a_model_loads(
     project, write, tmp_path, monkeypatch, changes, words
 ):

@@ -34,17 +34,14 @@ def report(differences):
     return {"seeds": {str(n): {"with": {"x": 10 + d}, "without": {"x": 10}} for n, d in enumerate(differences)}}
 
 
-@pytest.mark.parametrize(
-    ("differences", "direction", "mean", "low", "high", "verdict"),
-    [
-        # 3 -+ 2.776 sqrt(2.5 / 5)
-        ((1, 2, 3, 4, 5), 1, 3, 1.0371, 4.9629, "moves in the claimed direction"),
-        ((1, 2, 3, 4, 5), -1, 3, 1.0371, 4.9629, "moves in the other direction"),
-        ((-1, -2, -3, -4, -5), -1, -3, -4.9629, -1.0371, "moves in the claimed direction"),
-        # 1 -+ 2.571 sqrt(12 / 5 / 6)
-        ((-1, 1, -1, 1, 3, 3), 1, 1, -0.8776, 2.8776, "does not move by more than chance"),
-    ],
-)
+@pytest.mark.parametrize(("differences", "direction", "mean", "low", "high", "verdict"), [
+    # 3 -+ 2.776 sqrt(2.5 / 5)
+    ((1, 2, 3, 4, 5), 1, 3, 1.0371, 4.9629, "moves in the claimed direction"),
+    ((1, 2, 3, 4, 5), -1, 3, 1.0371, 4.9629, "moves in the other direction"),
+    ((-1, -2, -3, -4, -5), -1, -3, -4.9629, -1.0371, "moves in the claimed direction"),
+    # 1 -+ 2.571 sqrt(12 / 5 / 6)
+    ((-1, 1, -1, 1, 3, 3), 1, 1, -0.8776, 2.8776, "does not move by more than chance"),
+])  # fmt: skip
 def test_a_verdict_follows_from_students_interval_over_the_seeds(differences, direction, mean, low, high, verdict):
     told = claims.difference(report(differences), Comparison("x", "with", "without", direction))
     assert (told["mean"], told["verdict"]) == (mean, verdict)
@@ -133,14 +130,11 @@ def test_a_page_says_what_verifiers_think_of_errors_that_they_have_not_seen():
         assert f"| {kind} | {' | '.join(cells)} |" in page
 
 
-@pytest.mark.parametrize(
-    ("workflow", "team"),
-    [
-        ("voters", "three voters"),
-        ("generator, verifier, refiner",) * 2,
-        ("orchestrator", "orchestrator, two specialists"),
-    ],
-)
+@pytest.mark.parametrize(("workflow", "team"), [
+    ("voters", "three voters"),
+    ("generator, verifier, refiner",) * 2,
+    ("orchestrator", "orchestrator, two specialists"),
+])  # fmt: skip
 def test_the_page_on_sharing_says_what_each_workflow_came_to(workflow, team):
     report = json.loads((ROOT / "benchmarks/results/sharing.json").read_text())["workflows"][workflow]
     runs = {(name.split("-")[0], int(name.split("-")[1])): Measured(**run) for name, run in report["runs"].items()}

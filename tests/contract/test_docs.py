@@ -328,16 +328,13 @@ def test_the_page_of_extras_names_what_is_not_under_a_permissive_licence():
                 assert f"`{name}`" in rows[extra].split("|")[3], f"docs/commands.md: {extra}: {name} {told[:2]}"
 
 
-@pytest.mark.parametrize(
-    "package, file, variables",
-    [
-        ("huggingface_hub", "constants.py", ["HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"]),
-        ("trl", "trainer/base_trainer.py", ["CI", "send_telemetry"]),
-        ("datasets", "config.py", ["HF_UPDATE_DOWNLOAD_COUNTS"]),
-        ("ray", "_common/usage/usage_constants.py", ["RAY_USAGE_STATS_ENABLED"]),
-        ("vllm", "envs.py", ["VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "DO_NOT_TRACK"]),
-    ],
-)
+@pytest.mark.parametrize("package, file, variables", [
+    ("huggingface_hub", "constants.py", ["HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"]),
+    ("trl", "trainer/base_trainer.py", ["CI", "send_telemetry"]),
+    ("datasets", "config.py", ["HF_UPDATE_DOWNLOAD_COUNTS"]),
+    ("ray", "_common/usage/usage_constants.py", ["RAY_USAGE_STATS_ENABLED"]),
+    ("vllm", "envs.py", ["VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "DO_NOT_TRACK"]),
+])  # fmt: skip
 def test_packages_read_the_variables_that_turn_their_telemetry_off(package, file, variables):
     spec = find_spec(package)
     if spec is None:

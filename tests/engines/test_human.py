@@ -64,13 +64,10 @@ def test_who_leaves_the_table_loses_only_the_dialogue_in_progress(tmp_path, sett
     assert not (tmp_path / "run-played/dialogues.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--as", "bo"], "--as: unknown 'bo'"),
-        (["--checkpoint", "nowhere"], "nowhere: no folder for policy 'ann'"),
-    ],
-)
+@pytest.mark.parametrize("words, message", [
+    (["--as", "bo"], "--as: unknown 'bo'"),
+    (["--checkpoint", "nowhere"], "nowhere: no folder for policy 'ann'"),
+])  # fmt: skip
 def test_what_cannot_be_played_is_said(tmp_path, settings, words, message):
     result = play(QUICK, *settings, *words)
     assert result.exit_code in (1, 2) and message in result.output, result.output

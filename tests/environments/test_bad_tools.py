@@ -250,33 +250,26 @@ class TestWhatModelsWrite:
         (result,) = results(play([line, "4"], [take])[0])
         return result.error, result.text
 
-    @pytest.mark.parametrize(
-        ("line", "error", "text"),
-        [
-            (call("take", n=1, off="x"), "arguments", "unknown off; it takes n, of"),
-            (call("take"), "arguments", "n is missing"),
-            (call("take", n=[1]), "arguments", "n: [1] is not of type 'integer'"),
-            (call("take", n="7"), None, "7 all"),
-            (call("tale", n=1), "unknown", "unknown 'tale'; did you mean 'take'? known: take"),
-            ('<call>{"name": "take", "arguments": [1]}</call>', "unread", "its arguments are not an object: [1]"),
-            ('<call>{"arguments": {}}</call>', "unread", 'it is not an object with "name" and "arguments"'),
-            ('<call>{"name": "take"', "unread", "<call> has no </call>"),
-        ],
-    )
+    @pytest.mark.parametrize(("line", "error", "text"), [
+        (call("take", n=1, off="x"), "arguments", "unknown off; it takes n, of"),
+        (call("take"), "arguments", "n is missing"),
+        (call("take", n=[1]), "arguments", "n: [1] is not of type 'integer'"),
+        (call("take", n="7"), None, "7 all"),
+        (call("tale", n=1), "unknown", "unknown 'tale'; did you mean 'take'? known: take"),
+        ('<call>{"name": "take", "arguments": [1]}</call>', "unread", "its arguments are not an object: [1]"),
+        ('<call>{"arguments": {}}</call>', "unread", 'it is not an object with "name" and "arguments"'),
+        ('<call>{"name": "take"', "unread", "<call> has no </call>"),
+    ])  # fmt: skip
     def test_a_call_that_cannot_be_carried_out_is_told(self, line, error, text):
         assert self.take(line) == (error, text)
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            "[" * 100_000,
-            '{"name": "take", "arguments": {"n": ' + "[" * 500 + "]" * 500 + "}}",
-            '{"name": "take", "arguments": {"n": "' + "[" * 500 + "]" * 500 + '"}}',
-            '{"name": "take", "arguments": {"n": ' + "9" * 5000 + "}}",
-            '{"name": "take", "arguments": {"n": NaN}}',
-        ],
-        ids=["deep", "500 deep", "500 deep in a text", "5000 digits", "NaN"],
-    )
+    @pytest.mark.parametrize("body", [
+        "[" * 100_000,
+        '{"name": "take", "arguments": {"n": ' + "[" * 500 + "]" * 500 + "}}",
+        '{"name": "take", "arguments": {"n": "' + "[" * 500 + "]" * 500 + '"}}',
+        '{"name": "take", "arguments": {"n": ' + "9" * 5000 + "}}",
+        '{"name": "take", "arguments": {"n": NaN}}',
+    ], ids=["deep", "500 deep", "500 deep in a text", "5000 digits", "NaN"])  # fmt: skip
     def test_json_that_is_hard_to_read(self, body):
         error, text = self.take(f"<call>{body}</call>")
         assert error in ("unread", "arguments") and len(text) < 250
@@ -287,13 +280,10 @@ class TestWhatModelsWrite:
 
 
 class TestWhatEnvironmentsSayAndPay:
-    @pytest.mark.parametrize(
-        ("said", "message"),
-        [
-            (3, "reset returned 3, expected a text, texts by agent, or None"),
-            ({"cy": "x"}, r"reset told 'cy' something, but environment 'shop' belongs to \['ann'\]"),
-        ],
-    )
+    @pytest.mark.parametrize(("said", "message"), [
+        (3, "reset returned 3, expected a text, texts by agent, or None"),
+        ({"cy": "x"}, r"reset told 'cy' something, but environment 'shop' belongs to \['ann'\]"),
+    ])  # fmt: skip
     def test_what_reset_says_is_checked_and_it_is_closed(self, said, message):
         class Odd(Place):
             def reset(self, seed, row):
@@ -305,17 +295,14 @@ class TestWhatEnvironmentsSayAndPay:
         # one was made to ask for its tools, and never began
         assert Place.log == ["close", "reset", "close"]
 
-    @pytest.mark.parametrize(
-        ("paid", "words"),
-        [
-            ("1", "paid '1' to 'ann'"),
-            (float("-inf"), "paid -inf to 'ann'"),
-            (float("nan"), "paid nan to 'ann'"),
-            (10**400, "paid 1000.* to 'ann'"),
-            ({"ann": None}, "paid None to 'ann'"),
-            ({"cy": 1.0}, "paid 1.0 to 'cy'"),
-        ],
-    )
+    @pytest.mark.parametrize(("paid", "words"), [
+        ("1", "paid '1' to 'ann'"),
+        (float("-inf"), "paid -inf to 'ann'"),
+        (float("nan"), "paid nan to 'ann'"),
+        (10**400, "paid 1000.* to 'ann'"),
+        ({"ann": None}, "paid None to 'ann'"),
+        ({"cy": 1.0}, "paid 1.0 to 'cy'"),
+    ])  # fmt: skip
     def test_a_reward_that_is_not_a_finite_number_stops_the_run(self, paid, words):
         class Odd(Place):
             def reward(self):

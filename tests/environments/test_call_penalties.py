@@ -26,16 +26,13 @@ def credits(**penalties):
     return dialogues[0].utterances
 
 
-@pytest.mark.parametrize(
-    ("penalties", "expected"),
-    [
-        ({}, [1, 1, 1, 1]),
-        ({"call": 0.1}, [0.9, 0.9, 0.9, 1]),
-        ({"call_unread": 0.2}, [1, 0.8, 1, 1]),
-        ({"call_failed": 0.3}, [1, 1, 0.7, 1]),
-        ({"call": 0.1, "call_unread": 0.2, "call_failed": 0.3, "mode": "replace"}, [0.9, 0.7, 0.6, 1]),
-    ],
-)
+@pytest.mark.parametrize(("penalties", "expected"), [
+    ({}, [1, 1, 1, 1]),
+    ({"call": 0.1}, [0.9, 0.9, 0.9, 1]),
+    ({"call_unread": 0.2}, [1, 0.8, 1, 1]),
+    ({"call_failed": 0.3}, [1, 1, 0.7, 1]),
+    ({"call": 0.1, "call_unread": 0.2, "call_failed": 0.3, "mode": "replace"}, [0.9, 0.7, 0.6, 1]),
+])  # fmt: skip
 def test_a_call_costs_its_completion_and_no_other(penalties, expected):
     said = credits(**penalties)
     assert [u.rewards["credit"] for u in said if u.agent == "ann"] == pytest.approx(expected)

@@ -294,13 +294,10 @@ class TestALostEnvironment:
 
 
 class TestFaultsOfEnvironments:
-    @pytest.mark.parametrize(
-        ("method", "value", "message"),
-        [
-            ("reward", {"ann": 1.0, "bob": 2.0}, r"seed \d+: reward\(\) paid 1.0 to 'ann', but environment 'shop' belongs to \['bob'\]"),
-            ("reset", {"ann": "Psst."}, r"it cannot begin: reset told 'ann' something, but environment 'shop' belongs to \['bob'\]"),
-        ],
-    )  # fmt: skip
+    @pytest.mark.parametrize(("method", "value", "message"), [
+        ("reward", {"ann": 1.0, "bob": 2.0}, r"seed \d+: reward\(\) paid 1.0 to 'ann', but environment 'shop' belongs to \['bob'\]"),
+        ("reset", {"ann": "Psst."}, r"it cannot begin: reset told 'ann' something, but environment 'shop' belongs to \['bob'\]"),
+    ])  # fmt: skip
     def test_nobody_else_is_paid_or_told_anything(self, method, value, message):
         class Generous(Shop):
             def reset(self, seed, row):
@@ -337,18 +334,15 @@ def _config(team, protocol=None, sources=None, **shop):
 
 
 class TestWhoseItIs:
-    @pytest.mark.parametrize(
-        ("ann", "bob", "options", "agents"),
-        [
-            ([], [], {}, ("ann", "bob")),
-            ([], ["shop"], {}, ("bob",)),
-            (["shop.buy"], [], {}, ("ann",)),
-            (["shop"], ["shop.buy"], {}, ("ann", "bob")),
-            ([], ["shop"], {"agents": ["ann", "bob"]}, ("ann", "bob")),
-            ([], [], {"agents": ["ann"]}, ("ann",)),
-            ([], ["shop"], {"protocol": {"name": "world", "place": "shop"}}, ("ann", "bob")),
-        ],
-    )
+    @pytest.mark.parametrize(("ann", "bob", "options", "agents"), [
+        ([], [], {}, ("ann", "bob")),
+        ([], ["shop"], {}, ("bob",)),
+        (["shop.buy"], [], {}, ("ann",)),
+        (["shop"], ["shop.buy"], {}, ("ann", "bob")),
+        ([], ["shop"], {"agents": ["ann", "bob"]}, ("ann", "bob")),
+        ([], [], {"agents": ["ann"]}, ("ann",)),
+        ([], ["shop"], {"protocol": {"name": "world", "place": "shop"}}, ("ann", "bob")),
+    ])  # fmt: skip
     def test_it_belongs_to_those_whose_tools_name_it(self, ann, bob, options, agents):
         config = _config({"ann": ann, "bob": bob}, **options)
         assert ResolvedRun(config).open_tools().world.environments["shop"].agents == agents

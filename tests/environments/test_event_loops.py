@@ -66,18 +66,15 @@ def run(crew, code, seconds=20.0):
     return outcome
 
 
-@pytest.mark.parametrize(
-    ("bad", "late", "error"),
-    [
-        (exits, False, SystemExit),
-        (interrupts, False, KeyboardInterrupt),
-        (is_late, False, TimeoutError),
-        (swallows, True, None),
-        (stops, True, None),
-        (begins_one_that_exits, True, None),
-        (blocks, True, None),
-    ],
-)
+@pytest.mark.parametrize(("bad", "late", "error"), [
+    (exits, False, SystemExit),
+    (interrupts, False, KeyboardInterrupt),
+    (is_late, False, TimeoutError),
+    (swallows, True, None),
+    (stops, True, None),
+    (begins_one_that_exits, True, None),
+    (blocks, True, None),
+])  # fmt: skip
 def test_later_coroutines_are_awaited(bad, late, error):
     crew = Workers()
     first = run(crew, bad, 0.3 if late else 20.0)

@@ -187,18 +187,15 @@ def test_path_plans_try_the_proposal_on_a_copy_and_walk_the_planners_plan():
     assert game.to_move() == () and not game.success(0)
 
 
-@pytest.mark.parametrize(
-    ("player", "text"),
-    [
-        (0, "```python\nimport os\ndef plan():\n    return os.listdir()\n```"),
-        (0, "```python\ndef plan():\n    while True: pass\n```"),
-        (0, "```python\ndef plan():\n    return 'RR'\n```"),
-        (0, "no plan"),
-        (0, "```python\ndef plan():\n    return ['R'] * 257\n```"),  # the planner's prompt could not hold it
-        (1, "```python\ndef plan():\n    return way\n```"),  # only the tool agent has the tool
-        (1, "#### []"),
-    ],
-)
+@pytest.mark.parametrize(("player", "text"), [
+    (0, "```python\nimport os\ndef plan():\n    return os.listdir()\n```"),
+    (0, "```python\ndef plan():\n    while True: pass\n```"),
+    (0, "```python\ndef plan():\n    return 'RR'\n```"),
+    (0, "no plan"),
+    (0, "```python\ndef plan():\n    return ['R'] * 257\n```"),  # the planner's prompt could not hold it
+    (1, "```python\ndef plan():\n    return way\n```"),  # only the tool agent has the tool
+    (1, "#### []"),
+])  # fmt: skip
 def test_a_text_without_a_plan_is_illegal(player, text):
     game = begun(PathPlans())
     with pytest.raises(IllegalMove, match="gives no plan; expected a list of U, D, L, R"):
@@ -244,20 +241,17 @@ def test_textarena_plays_if_it_is_installed():
     assert paid == {0: 1.0, 1: -1.0} and game.success(0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        (PlanPath, {"walls": 15}, "walls: expected at most 14, for the start and the goal, got 15"),
-        (PrisonersDilemma, {"rounds": 0}, "rounds: expected a number of at least 1, got 0"),
-        (Signals, {"states": 1}, "states: expected a number of at least 2 and at most 9, got 1"),
-        (Exchange, {"states": 10}, "states: expected a number of at least 2 and at most 9, got 10"),
-        (PathPlans, {"blocked": 0.9}, "blocked: expected a number of at least 0 and at most 0.5, got 0.9"),
-        (PathPlans, {"rounds": 0}, "rounds: expected a number of at least 1, got 0"),
-        (Sokoban, {"boxes": 3}, "boxes: expected 1 or 2, got 3"),
-        (Sokoban, {"size": 4}, "size: expected a number of at least 5 and at most 8, got 4"),
-        (Sudoku, {"empty": 12}, "empty: expected a number of at least 1 and at most 11, got 12"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "options", "message"), [
+    (PlanPath, {"walls": 15}, "walls: expected at most 14, for the start and the goal, got 15"),
+    (PrisonersDilemma, {"rounds": 0}, "rounds: expected a number of at least 1, got 0"),
+    (Signals, {"states": 1}, "states: expected a number of at least 2 and at most 9, got 1"),
+    (Exchange, {"states": 10}, "states: expected a number of at least 2 and at most 9, got 10"),
+    (PathPlans, {"blocked": 0.9}, "blocked: expected a number of at least 0 and at most 0.5, got 0.9"),
+    (PathPlans, {"rounds": 0}, "rounds: expected a number of at least 1, got 0"),
+    (Sokoban, {"boxes": 3}, "boxes: expected 1 or 2, got 3"),
+    (Sokoban, {"size": 4}, "size: expected a number of at least 5 and at most 8, got 4"),
+    (Sudoku, {"empty": 12}, "empty: expected a number of at least 1 and at most 11, got 12"),
+])  # fmt: skip
 def test_games_that_cannot_be_are_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(**options)

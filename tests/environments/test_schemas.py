@@ -244,17 +244,14 @@ def test_alternatives_of_alternatives_are_counted(keyword, monkeypatch):
 SLOW = "^(a|a)*$"
 
 
-@pytest.mark.parametrize(
-    ("parameters", "arguments"),
-    [
-        (schema(a={"type": "string", "pattern": SLOW}), {"a": "a" * 40 + "!"}),
-        (schema(a={"type": "array", "items": {"pattern": SLOW}}), {"a": ["a" * 40 + "!"] * 50}),
-        (schema({"patternProperties": {SLOW: {}}}), {"a" * 40 + "!": 1}),
-        (schema(a={"patternProperties": {SLOW: {}}, "additionalProperties": False}), {"a": {"a" * 40 + "!": 1}}),
-        (schema(a={"propertyNames": {"pattern": SLOW}}), {"a": {"a" * 40 + "!": 1}}),
-        (schema(a={"$schema": "http://json-schema.org/draft-07/schema#", "pattern": SLOW}), {"a": "a" * 40 + "!"}),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "arguments"), [
+    (schema(a={"type": "string", "pattern": SLOW}), {"a": "a" * 40 + "!"}),
+    (schema(a={"type": "array", "items": {"pattern": SLOW}}), {"a": ["a" * 40 + "!"] * 50}),
+    (schema({"patternProperties": {SLOW: {}}}), {"a" * 40 + "!": 1}),
+    (schema(a={"patternProperties": {SLOW: {}}, "additionalProperties": False}), {"a": {"a" * 40 + "!": 1}}),
+    (schema(a={"propertyNames": {"pattern": SLOW}}), {"a": {"a" * 40 + "!": 1}}),
+    (schema(a={"$schema": "http://json-schema.org/draft-07/schema#", "pattern": SLOW}), {"a": "a" * 40 + "!"}),
+])  # fmt: skip
 def test_a_pattern_that_takes_for_ever_is_given_up(parameters, arguments, monkeypatch):
     monkeypatch.setattr(schemas, "PATTERN_SECONDS", 0.02)
     assert check(parameters, arguments) == f"the pattern '{SLOW}' takes too long to be looked for in it"

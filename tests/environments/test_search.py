@@ -98,19 +98,16 @@ CORPUS = [
 
 
 class TestWordsInAnyScript:
-    @pytest.mark.parametrize(
-        ("query", "first"),
-        [
-            ("猫", 1), ("東京", 1), ("東京に住む人", 1), ("大阪の犬", 2), ("カタカナ", 2), ("コーヒー", 2), ("\uff7a\uff70\uff8b\uff70", 2),
-            ("首都", 3), ("中华人民共和国", 3), ("北京人口", 3), ("iphone", 4), ("手机", 4), ("中国城市", 4), ("서울", 5), ("대한민국 수도", 5),
-            ("เมืองหลวง", 6), ("vitamin C", 7), ("C vitamin?", 7), ("D", 8), ("r", 8), ("Vitamin A", 9), ("cafe\u0301", 10), ("CAFÉ", 10),
-            ("zoe\u0308", 10), ("Zoë's", 10), ("cr\u00e8me", 10), ("strasse", 10), ("KRAKÓW", 10), ("full", 11), ("fine", 11), ("3", 11),
-            ("ХЛЕБ", 11), ("हिन्दी", 11), ("sto\u00adres", 9),
-            ("istanbul", 12), ("ISTANBUL", 12), ("I\u0307stanbul", 12), ("القاهرة", 12), ("القـاهرة", 12), ("ירושלים", 12),
-            ("יְרוּשָׁלַיִם", 12), ("ΑΘΗΝΑ", 12), ("αθήνα", 12), ("თბილისი", 12), ("میخواهم", 12), ("葛飾", 12), ("क्षमा", 12),
-            ("1234567", 12), ("1,234,567", 12), ("567", 12), ("1,234", 12), ("It", 13), ("it is", 13),
-        ],
-    )  # fmt: skip
+    @pytest.mark.parametrize(("query", "first"), [
+        ("猫", 1), ("東京", 1), ("東京に住む人", 1), ("大阪の犬", 2), ("カタカナ", 2), ("コーヒー", 2), ("\uff7a\uff70\uff8b\uff70", 2),
+        ("首都", 3), ("中华人民共和国", 3), ("北京人口", 3), ("iphone", 4), ("手机", 4), ("中国城市", 4), ("서울", 5), ("대한민국 수도", 5),
+        ("เมืองหลวง", 6), ("vitamin C", 7), ("C vitamin?", 7), ("D", 8), ("r", 8), ("Vitamin A", 9), ("cafe\u0301", 10), ("CAFÉ", 10),
+        ("zoe\u0308", 10), ("Zoë's", 10), ("cr\u00e8me", 10), ("strasse", 10), ("KRAKÓW", 10), ("full", 11), ("fine", 11), ("3", 11),
+        ("ХЛЕБ", 11), ("हिन्दी", 11), ("sto\u00adres", 9),
+        ("istanbul", 12), ("ISTANBUL", 12), ("I\u0307stanbul", 12), ("القاهرة", 12), ("القـاهرة", 12), ("ירושלים", 12),
+        ("יְרוּשָׁלַיִם", 12), ("ΑΘΗΝΑ", 12), ("αθήνα", 12), ("თბილისი", 12), ("میخواهم", 12), ("葛飾", 12), ("क्षमा", 12),
+        ("1234567", 12), ("1,234,567", 12), ("567", 12), ("1,234", 12), ("It", 13), ("it is", 13),
+    ])  # fmt: skip
     def test_the_passage_that_has_it_comes_first(self, query, first):
         assert Index(CORPUS).search(query, 3)[0][0] == first
 
@@ -203,16 +200,13 @@ class TestTheTool:
         assert [process.communicate()[0] for process in running] == ["[78] word77 pear\n"] * 2
         assert len([place for place in cache.iterdir() if place.is_dir()]) == 1
 
-    @pytest.mark.parametrize(
-        ("row", "message"),
-        [
-            ("{broken", "line 2: Expecting property name"),
-            ('{"title": "x"}', r"line 2: expected a paragraph as .*, got {.title.: .x.}"),
-            ('{"text": "  "}', "line 2: expected a paragraph"),
-            ('{"paragraphs": 3}', "line 2: expected a list of paragraphs with title and text, got 3"),
-            ("[]", "line 2: expected a paragraph"),
-        ],
-    )
+    @pytest.mark.parametrize(("row", "message"), [
+        ("{broken", "line 2: Expecting property name"),
+        ('{"title": "x"}', r"line 2: expected a paragraph as .*, got {.title.: .x.}"),
+        ('{"text": "  "}', "line 2: expected a paragraph"),
+        ('{"paragraphs": 3}', "line 2: expected a list of paragraphs with title and text, got 3"),
+        ("[]", "line 2: expected a paragraph"),
+    ])  # fmt: skip
     def test_a_corpus_that_cannot_serve_is_named(self, tmp_path, row, message):
         (tmp_path / "corpus.jsonl").write_text('{"text": "apple"}\n' + row)
         with pytest.raises(ConfigError, match=f"corpus.jsonl: {message}"):
@@ -312,18 +306,15 @@ class TestHotpotQA:
         with pytest.raises(TaskError, match=message):
             len(HotpotQA(source=str(file)))
 
-    @pytest.mark.parametrize(
-        ("text", "label", "answer", "correct", "reason"),
-        [
-            ("I looked.\nAnswer: the Mara Ellison.", "Mara Ellison", "the Mara Ellison.", True, "equals the label"),
-            ("Answer: Ellison", "Mara Ellison", "Ellison", False, "differs from the label, F1 0.67"),
-            ("Answer: no", "yes", "no", False, "differs from the label, F1 0.00"),
-            ("So the answer is Tolvik\nAnswer: Brenna", "Brenna", "Brenna", True, "equals the label"),
-            ("Mara Ellison", "Mara Ellison", None, False, "no final answer"),
-            ("Answer:", "Mara Ellison", None, False, "no final answer"),
-            ("Answer: the", "The", None, None, "the label 'The' has no words that can be compared"),
-        ],
-    )  # fmt: skip
+    @pytest.mark.parametrize(("text", "label", "answer", "correct", "reason"), [
+        ("I looked.\nAnswer: the Mara Ellison.", "Mara Ellison", "the Mara Ellison.", True, "equals the label"),
+        ("Answer: Ellison", "Mara Ellison", "Ellison", False, "differs from the label, F1 0.67"),
+        ("Answer: no", "yes", "no", False, "differs from the label, F1 0.00"),
+        ("So the answer is Tolvik\nAnswer: Brenna", "Brenna", "Brenna", True, "equals the label"),
+        ("Mara Ellison", "Mara Ellison", None, False, "no final answer"),
+        ("Answer:", "Mara Ellison", None, False, "no final answer"),
+        ("Answer: the", "The", None, None, "the label 'The' has no words that can be compared"),
+    ])  # fmt: skip
     def test_grades(self, text, label, answer, correct, reason):
         grade = HotpotQA(source=str(EXCERPT)).grade(Example("1", "?", label), text)
         assert (grade.answer, grade.correct, grade.reason) == (answer, correct, reason)

@@ -221,22 +221,19 @@ class TestPettingZoo:
         assert [u.step for u in said[:2]] == [said[0].step] * 2 and said[2].step != said[0].step
         assert [u.rewards["env"] for u in said] == [-1, 1, 1, -1] and outcome == {"agent0": 0, "agent1": 0}
 
-    @pytest.mark.parametrize(
-        ("options", "moves", "total"),
-        [
-            ({"ends": {3: "ab"}}, "ab ab ab", [3.0, 3.0]),
-            ({"ends": {3: "ab"}, "removes": True}, "ab ab ab", [3.0, 3.0]),
-            ({"ends": {3: "ab"}, "cut": True}, "ab ab ab", [3.0, 3.0]),
-            ({"ends": {2: "*"}, "extra": 9.0}, "ab ab", [2.0, 2.0]),
-            ({"ends": {2: "*"}, "cut": True, "extra": 9.0}, "ab ab", [2.0, 2.0]),
-            ({"ends": {1: "a", 3: "b"}}, "ab b b", [1.0, 3.0]),
-            ({"ends": {1: "a", 3: "b"}, "removes": True}, "ab b b", [1.0, 3.0]),
-            ({"ends": {1: "b", 2: "*"}, "removes": True}, "ab a", [2.0, 1.0]),
-            ({"shows": {2: "b"}, "ends": {3: "ab"}}, "ab ab b", [2.0, 3.0]),
-            ({"shows": {2: ""}}, "ab ab", [2.0, 2.0]),
-            ({}, "ab ab ab ab ab", [5.0, 5.0]),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "moves", "total"), [
+        ({"ends": {3: "ab"}}, "ab ab ab", [3.0, 3.0]),
+        ({"ends": {3: "ab"}, "removes": True}, "ab ab ab", [3.0, 3.0]),
+        ({"ends": {3: "ab"}, "cut": True}, "ab ab ab", [3.0, 3.0]),
+        ({"ends": {2: "*"}, "extra": 9.0}, "ab ab", [2.0, 2.0]),
+        ({"ends": {2: "*"}, "cut": True, "extra": 9.0}, "ab ab", [2.0, 2.0]),
+        ({"ends": {1: "a", 3: "b"}}, "ab b b", [1.0, 3.0]),
+        ({"ends": {1: "a", 3: "b"}, "removes": True}, "ab b b", [1.0, 3.0]),
+        ({"ends": {1: "b", 2: "*"}, "removes": True}, "ab a", [2.0, 1.0]),
+        ({"shows": {2: "b"}, "ends": {3: "ab"}}, "ab ab b", [2.0, 3.0]),
+        ({"shows": {2: ""}}, "ab ab", [2.0, 2.0]),
+        ({}, "ab ab ab ab ab", [5.0, 5.0]),
+    ])  # fmt: skip
     def test_agents_end_in_every_way_in_which_environments_say_so(self, options, moves, total):
         game = begun("parallel", Pay, **options)
         made = []

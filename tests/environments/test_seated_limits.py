@@ -124,14 +124,11 @@ def test_an_agent_of_pettingzoo_that_moves_more_often_ends_the_game_at_its_limit
 
 
 @pytest.mark.parametrize("game", ["pettingzoo", "gymnasium"])
-@pytest.mark.parametrize(
-    ("actions", "words"),
-    [
-        (["go left", "right"], r"actions: 'go left' cannot be read: .*give one word, such as go_left"),
-        (["stop!", "right"], r"actions: 'stop!' cannot be read"),
-        (["Rock", "rock"], r"actions: rock stands there twice"),
-    ],
-)
+@pytest.mark.parametrize(("actions", "words"), [
+    (["go left", "right"], r"actions: 'go left' cannot be read: .*give one word, such as go_left"),
+    (["stop!", "right"], r"actions: 'stop!' cannot be read"),
+    (["Rock", "rock"], r"actions: rock stands there twice"),
+])  # fmt: skip
 def test_names_of_actions_that_no_answer_can_say_are_refused_before_the_game(game, actions, words):
     with pytest.raises(ValueError, match=words):
         PlayGame(game, options={"actions": actions})

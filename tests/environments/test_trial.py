@@ -130,15 +130,12 @@ def _hoard(self):
 
 
 class TestFaultsThatItFinds:
-    @pytest.mark.parametrize(
-        ("work", "part"),
-        [
-            (lambda self: random.random(), "Python's global random generator"),
-            (lambda self: np.random.random(), "NumPy's global random generator"),
-            (lambda self: np.random.seed(3), "NumPy's global random generator"),
-            (lambda self: os.chdir("/"), "the working folder"),
-        ],
-    )
+    @pytest.mark.parametrize(("work", "part"), [
+        (lambda self: random.random(), "Python's global random generator"),
+        (lambda self: np.random.random(), "NumPy's global random generator"),
+        (lambda self: np.random.seed(3), "NumPy's global random generator"),
+        (lambda self: os.chdir("/"), "the working folder"),
+    ])  # fmt: skip
     def test_a_call_that_changes_what_instances_share(self, work, part, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         np.random.seed(4)

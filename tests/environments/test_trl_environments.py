@@ -152,13 +152,10 @@ class TestReset:
         with pytest.raises(ConfigError, match=r"environment Wordle: reset wants 'answer', which .* they have id"):
             TRLEnvironment(Wordle()).reset(1, {"id": 1, "prompt": PROMPT})
 
-    @pytest.mark.parametrize(
-        ("said", "message"),
-        [
-            (3, "reset returned 3, expected a text or None"),
-            ([{"type": "image", "image": 1}], "returned content of the type 'image'; only text can be shown"),
-        ],
-    )
+    @pytest.mark.parametrize(("said", "message"), [
+        (3, "reset returned 3, expected a text or None"),
+        ([{"type": "image", "image": 1}], "returned content of the type 'image'; only text can be shown"),
+    ])  # fmt: skip
     def test_what_is_no_text_is_refused(self, said, message):
         class Odd:
             def reset(self):

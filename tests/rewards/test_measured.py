@@ -40,17 +40,14 @@ def values(output, sources, **more):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name, why",
-    [
-        ("label", ""), ("format", ""), ("critical_steps", ""),
-        ("majority", "it compares dialogues, and an evaluation plays each question once"),
-        ("arena", "it compares dialogues, and an evaluation plays each question once"),
-        ("repeats", "it compares dialogues, and an evaluation plays each question once"),
-        ("annotator", "it learns, so what it gives before and after training is not measured alike"),
-        ("judge", "agent ref would be asked about every answer"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, why", [
+    ("label", ""), ("format", ""), ("critical_steps", ""),
+    ("majority", "it compares dialogues, and an evaluation plays each question once"),
+    ("arena", "it compares dialogues, and an evaluation plays each question once"),
+    ("repeats", "it compares dialogues, and an evaluation plays each question once"),
+    ("annotator", "it learns, so what it gives before and after training is not measured alike"),
+    ("judge", "agent ref would be asked about every answer"),
+])  # fmt: skip
 def test_evaluations_leave_out_what_they_cannot_measure_or_should_not_pay_for(name, why):
     class Voices:
         def speak(self, agent, conversations):

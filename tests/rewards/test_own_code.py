@@ -80,13 +80,10 @@ def test_an_alphabet_without_the_characters_of_right_answers_has_a_warning(tmp_p
     assert "right answers have characters that it lacks, 'ny'" in checked(tmp_path, alphabet="01")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        f"{GRADE}\n        return Grade(text, False, 'never')",
-        "    def solution(self, example):\n        return 'the answer'",
-    ],
-)
+@pytest.mark.parametrize("body", [
+    f"{GRADE}\n        return Grade(text, False, 'never')",
+    "    def solution(self, example):\n        return 'the answer'",
+])  # fmt: skip
 def test_a_task_that_calls_its_right_answer_wrong_has_a_warning(tmp_path, body):
     assert "grades its own right answer" in checked(tmp_path, body)
 

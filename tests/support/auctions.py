@@ -16,8 +16,6 @@ from maporl.types import Example, Result
 from trl_ext.ppo.options import Decoding
 
 TASK = Arithmetic(largest=9)
-
-
 EXAMPLES = [Example("e", "2+2=", "4", {"stock": 3}), Example("f", "3+3=", "6", {"stock": 3})]
 
 

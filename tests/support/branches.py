@@ -11,8 +11,6 @@ from maporl.types import Example
 from trl_ext.ppo.options import Decoding
 
 TASK = Arithmetic(largest=9)
-
-
 EXAMPLES = [Example("e", "2+2=", "4"), Example("f", "3+3=", "6")]
 
 

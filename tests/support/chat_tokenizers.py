@@ -144,8 +144,6 @@ def tiny():
 
 
 FAMILIES = {f.__name__: f for f in (chatml, llama3, gemma, mistral, unigram, bert, tiny)}
-
-
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt "
     "%}[assistant]{% endif %}"

@@ -10,8 +10,6 @@ from maporl.types import Example
 from trl_ext.ppo.options import GREEDY
 
 TASK = Arithmetic(largest=9)
-
-
 EXAMPLE = Example("e", "2+2=", "4")
 
 

@@ -5,8 +5,6 @@ import torch
 from maporl import Agent, MultiAgentPPOTrainer, Team, TinySection, build_tiny_model, build_tiny_tokenizer, recipe_parts
 
 ROWS = [{"prompt": f"{n}+1=", "number": n} for n in range(4)]
-
-
 CHATS = [
     {"prompt": [{"role": "system", "content": "0"}, {"role": "user", "content": f"{n}+1="}], "number": n}
     for n in range(4)

@@ -70,7 +70,6 @@ MADE = {
     "lines of marks": between("\n", "*\n", "answer"),
 }
 """For each name, a function from a length to a hostile text of about this length."""
-
 MATHEMATICS = [
     "(x+y+z+w+a+b+c+d)^{12}", "(x+y+z+w+a+b+c+d)^{12}-(x-y-z)^{12}", "(a+b+c+d+e+f+g+h+i+j+k+l)^{11}", "(x+1)^{12}(y+1)^{12}",
     "9^9^9", "9**9**9", "9^{9^{9}}", "10^{(10^8)}", "2^{99999}", "2^{9999}", "7^{2007}", "999!", "99!", "(9!)!", "9!!!!", "999!/998!",

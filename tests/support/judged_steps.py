@@ -3,11 +3,7 @@
 from scripted_training import recipe_values
 
 RIGHT = (True, True, False, False)
-
-
 VERDICTS = ((1, 1, -1), (1, -1, None), (1, 1, 1), (-1, -1, -1))
-
-
 WORDS = {1: "Verdict: good", -1: "Verdict: bad", None: "Verdict: good. Verdict: bad"}
 
 

@@ -15,18 +15,12 @@ from safetensors.torch import load_file
 from trl_ext.sharding.fsdp import FSDP_TORCH
 
 WORKER = SUPPORT / "distributed_worker.py"
-
-
 ARGS = {
     "gradient_accumulation_steps": 1, "total_episodes": 24, "response_length": 4, "learning_rate": 1e-3,
     "value_learning_rate": 1e-3, "adam_epsilon": 1e-5, "temperature": 1.0, "num_ppo_epochs": 2, "report_to": [], "save_strategy": "steps",
     "save_steps": 2, "disable_tqdm": True, "use_cpu": True, "lr_scheduler_type": "constant", "eval_questions": 7, "seed": 5,
 }  # fmt: skip
-
-
 ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "false"}
-
-
 STRATEGIES = {
     "Holder": {},
     "Zero-2": ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
@@ -95,11 +89,7 @@ def skip_unless_here(name):
 
 
 SMALL = {"reduce_bucket_size": 50_000}
-
-
 """DeepSpeed's default buffers, of a fixed size, are larger than the model of this test. Nothing stays gathered."""
-
-
 ZERO_3 = dict.fromkeys(
     ("param_persistence_threshold", "max_live_parameters", "max_reuse_distance", "prefetch_bucket_size"), 0
 )

@@ -1,19 +1,16 @@
 """What a notebook gives to the trainer."""
 
-from maporl import Arithmetic, Debate, MultiAgentPPOConfig, RewardSection
+import copy
+
+from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+from maporl.engines.text import TextEngine
+from maporl.team.team import Policy
+from trl_ext.sampling.own_weights import OwnWeights
 
 TASK, HELD_OUT = Arithmetic(largest=9), Arithmetic(largest=9, split="eval")
-
-
 DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
-
-
 ALPHABET = "0123456789+=;"
-
-
 READABLE = RewardSection(sources={"format": 1.0}, horizon="current", share="individual")
-
-
 """A reward that random models earn now and then."""
 
 
@@ -38,3 +35,57 @@ def config(folder, **options):
         "disable_tqdm": True, "use_cpu": True, "eval_questions": 8,
     }  # fmt: skip
     return MultiAgentPPOConfig(**{**defaults, **options})
+
+
+def odd(dialogues, task):
+    return [[float(sum(u.response_ids) % 3) for u in d.utterances] for d in dialogues]
+
+
+class CopiedWeights(OwnWeights):
+    """Answers with copies of the weights as they were when it was last told of a change, as a server would."""
+
+    remote = True
+
+    def __init__(self, policies: dict[str, Policy], *arguments):
+        copies = {name: copy.copy(policy) for name, policy in policies.items()}
+        for one in copies.values():
+            one.model = copy.deepcopy(one.model)
+        super().__init__(copies, *arguments)
+        self.real, self.digests = policies, []
+
+    def submit(self, requests):
+        digest = float(sum(p.detach().double().sum() for v in self.policies.values() for p in v.model.parameters()))
+        self.digests += [digest] if not self.digests or self.digests[-1] != digest else []
+        return super().submit(requests)
+
+    def sync(self, policy, version):
+        self.policies[policy].model.load_state_dict(self.real[policy].model.state_dict())
+        self.release()
+
+
+def trainer_of(tiny, folder, elsewhere, source=None, curriculum=(), **options):
+    defaults = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "total_episodes": 40,
+        "response_length": 4, "learning_rate": 1e-2, "temperature": 1.0, "report_to": [], "save_strategy": "no", "disable_tqdm": True,
+        "use_cpu": True, "lr_scheduler_type": "constant", "seed": 4, "kl_coef": 0.0,
+    }  # fmt: skip
+    args = MultiAgentPPOConfig(**{**defaults, **options})
+    team = Team(
+        [
+            Agent(n, *tiny(a, seed=s), engine="vllm" if elsewhere else "transformers")
+            for n, a, s in (("ann", "llama", 1), ("bob", "qwen3", 2))
+        ]
+    )
+    team.find_stop_ids(args)
+    engines = {"vllm": TextEngine(team.policies, CopiedWeights(team.policies, 64), 4)} if elsewhere else None
+    return MultiAgentPPOTrainer(
+        args,
+        team,
+        TASK,
+        DEBATE,
+        None,
+        RewardSection(sources={"odd": 1.0}),
+        sources={"odd": source or odd},
+        engines=engines,
+        curriculum=curriculum,
+    )

@@ -366,15 +366,11 @@ def learner_on(device, tiny, folder, critic="head", lora=False, half=False, **op
     return learner, build_token_batch(completions, device)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"critic": "model"}, {"critic": "none"}, {"half": True}, {"critic": "adapter", "lora": True}, {"kl_in": "loss", "kl_estimator": "k3"},
-        {"ratio": "trajectory"}, {"entropy_coef": 0.01, "logits_chunk": 4}, {"aggregation": "sequence_mean"},
-        {"objective": "reinforce", "engine_tis_cap": 2.0}, {"optim": "adamw_torch", "max_grad_norm": 0},
-    ],
-    ids=lambda options: " ".join(map(str, options)) or "default",
-)  # fmt: skip
+@pytest.mark.parametrize("options", [
+    {}, {"critic": "model"}, {"critic": "none"}, {"half": True}, {"critic": "adapter", "lora": True}, {"kl_in": "loss", "kl_estimator": "k3"},
+    {"ratio": "trajectory"}, {"entropy_coef": 0.01, "logits_chunk": 4}, {"aggregation": "sequence_mean"},
+    {"objective": "reinforce", "engine_tis_cap": 2.0}, {"optim": "adamw_torch", "max_grad_norm": 0},
+], ids=lambda options: " ".join(map(str, options)) or "default")  # fmt: skip
 def test_an_update_waits_at_most_twice_for_a_micro_batch(sim, tiny, tmp_path, options):
     """Transformers waits once in each forward, to see whether positions are packed.
 

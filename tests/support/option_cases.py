@@ -264,7 +264,6 @@ CASES: dict[str, Case] = {
     "distill": Case({"branching": {"group": 2}, "reward": {"distill": {"weight": 0.1}}}, {"reward.distill.teacher": "bob", "reward.distill.weight": 1.0}),
 }  # fmt: skip
 """Each run, by its name."""
-
 RAY, PLACES, GROUP, VLLM = (
     "tests/system/test_ray.py",
     "tests/integrations/ray/test_places.py",
@@ -339,7 +338,6 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "cluster.failures.snapshots": ("Processes must die.", f"{GROUP}::test_a_group_that_dies_too_often_ends_the_run"),
 }  # fmt: skip
 """Options that a tiny run cannot show, with the reason, and the test that shows each."""
-
 CRITIC = {"ppo.vf_coef": 1.0, "ppo.value_loss": "huber", "ppo.cliprange_value": 1e-4, "training.value_learning_rate": 1e-4,
           "training.detach_critic": True, "ppo.lam_alpha": 0.1, "ppo.lam_critic": 0.5, "ppo.critic_updates": 2, "training.critic_per_turn": False, "training.critic_context": "joint"}  # fmt: skip
 UNREAD: dict[str, Case] = {

@@ -9,16 +9,10 @@ from maporl.integrations.vllm.checks import PROBE
 from maporl.integrations.vllm.section import ColocateSection
 
 ALPHABET = "".join(sorted(set(PROBE + "0123456789+*=?")))
-
-
 HERE = ColocateSection(
     gpu_memory_utilization=0.2, max_model_len=128, options={"enforce_eager": True, "max_num_seqs": 8}
 )
-
-
 EXACT = 1e-3
-
-
 """The most nats between float32 log-probabilities here and in vLLM. Other weights are whole nats away."""
 
 

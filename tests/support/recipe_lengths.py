@@ -2,8 +2,6 @@
 
 # enough for answers of different worth, without which groups of equals have no gradient
 BRIEF = {"steps": 15, "batch_size": 8, "learning_rate": 1e-2}
-
-
 LONGER = {
     "g_ra": {"steps": 40},
     "spa_rl": {"steps": 40},

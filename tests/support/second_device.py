@@ -20,7 +20,6 @@ from torch.utils import backend_registration
 
 AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 """Whether this version of torch takes a backend that is written in Python."""
-
 aten = torch.ops.aten
 COPIES = {aten._to_copy.default, aten.copy_.default}
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}

@@ -12,8 +12,6 @@ from maporl.playground import tiny_versions
 from maporl.validation.load import from_dict
 
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
-
-
 CODE = "def simple_math_problem():\n    return {a} + {b}\n"
 
 

@@ -94,8 +94,6 @@ def use(monkeypatch):
 
 
 OWN = ("kv_cache/", "group/")
-
-
 """Metrics that only one of the backends has."""
 
 

@@ -100,8 +100,6 @@ def gradient_of(learner, rows, *more):
 
 
 OPTIONS = {"kl_coef": 0.1, "kl_in": "loss", "kl_estimator": "k3", "cliprange": 10.0, "cliprange_value": 10.0}
-
-
 """With such clip ranges the gradient has no kinks, at which rounding would decide."""
 
 

@@ -69,14 +69,8 @@ class Shop:
     def get_reward(self):
         return self.sold / 10
 '''
-
-
 TEXTS = {"intro": "", "line": "", "json": "", "returned": "={text};", "failed": "?{text};", "limit": ";"}
-
-
 ALPHABET = "0123456789+*= :;?abcdefghijklmnopqrstuvwxyz/<>(),."
-
-
 AGENT = {
     "tiny": {"alphabet": ALPHABET, "hidden_size": 16, "layers": 1, "heads": 2, "context": 400},
     "call_format": "json",

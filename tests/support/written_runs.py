@@ -21,8 +21,6 @@ def of_group(name, seconds, learner, engines):
 
 
 LEARNS = {"learning": 7.0, "sending": 0.5, "saving": 0.0, "dead": 0.0}
-
-
 SAMPLES = {"sampling": 2.0, "sending": 0.5, "dead": 0.0}
 
 
@@ -56,11 +54,7 @@ def debate(name, first, second, label="2", **more):
 
 
 RIGHT, WRONG, NOTHING = ("2", True), ("3", False), (None, False)
-
-
 BEFORE = [debate(f"q{n}", (WRONG, NOTHING), (WRONG, WRONG)) for n in range(10)]
-
-
 AFTER = [
     *(debate(f"q{n}", (WRONG, RIGHT), (RIGHT, RIGHT)) for n in range(7)),
     debate("q7", (RIGHT, RIGHT), (RIGHT, WRONG)),

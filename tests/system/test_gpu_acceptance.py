@@ -142,20 +142,17 @@ def spoil_two_agents(monkeypatch):
     monkeypatch.setattr(learner.Learner, "step", second_stands_still)
 
 
-@pytest.mark.parametrize(
-    ("part", "name", "spoil"),
-    [
-        ("losses", "losses.logprobs", spoil_float32),
-        ("logprobs", "logprobs.exact", spoil_logprobs),
-        ("masters", "masters.movement", spoil_masters),
-        ("sampling", "sampling.rows", spoil_sampling),
-        ("dropped_rows", "dropped_rows.kept", spoil_dropped_rows),
-        pytest.param("resume", "resume.distance", spoil_resume, marks=pytest.mark.slow),
-        pytest.param("adapters", "adapters.rows", spoil_adapters, marks=pytest.mark.slow),
-        pytest.param("trees", "trees.logprobs", spoil_trees, marks=pytest.mark.slow),
-        pytest.param("two_agents", "two_agents.bob", spoil_two_agents, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("part", "name", "spoil"), [
+    ("losses", "losses.logprobs", spoil_float32),
+    ("logprobs", "logprobs.exact", spoil_logprobs),
+    ("masters", "masters.movement", spoil_masters),
+    ("sampling", "sampling.rows", spoil_sampling),
+    ("dropped_rows", "dropped_rows.kept", spoil_dropped_rows),
+    pytest.param("resume", "resume.distance", spoil_resume, marks=pytest.mark.slow),
+    pytest.param("adapters", "adapters.rows", spoil_adapters, marks=pytest.mark.slow),
+    pytest.param("trees", "trees.logprobs", spoil_trees, marks=pytest.mark.slow),
+    pytest.param("two_agents", "two_agents.bob", spoil_two_agents, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_what_is_broken_is_named(part, name, spoil, monkeypatch, capsys):
     spoil(monkeypatch)
     status, result, said = run_parts(monkeypatch, capsys, part)

@@ -91,14 +91,11 @@ def test_an_update_in_which_nothing_learns_passes(by_turn, tmp_path):
     assert trainer.state.global_step == 1 and torch.equal(before, weights(trainer.learners["bob"].model))
 
 
-@pytest.mark.parametrize(
-    ("policy_per", "names"),
-    [
-        ("agent", ["ann", "bob"]),
-        ("turn", ["ann-turn1", "ann-turn2", "ann-turn3", "bob-turn1", "bob-turn2", "bob-turn3"]),
-        ("first_and_rest", ["ann-first", "ann-rest", "bob-first", "bob-rest"]),
-    ],
-)
+@pytest.mark.parametrize(("policy_per", "names"), [
+    ("agent", ["ann", "bob"]),
+    ("turn", ["ann-turn1", "ann-turn2", "ann-turn3", "bob-turn1", "bob-turn2", "bob-turn3"]),
+    ("first_and_rest", ["ann-first", "ann-rest", "bob-first", "bob-rest"]),
+])  # fmt: skip
 def test_layouts_of_a_configuration_share_one_base_under_their_adapters(policy_per, names, tiny, tmp_path):
     model, tokenizer = tiny("llama")
     model.save_pretrained(tmp_path / "base")

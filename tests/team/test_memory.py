@@ -181,15 +181,12 @@ def test_a_chosen_limit_cuts_micro_batches_and_changes_no_gradient(tiny, tmp_pat
     assert sizes[0] < sizes[1] and norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "size, changes, message",
-    [
-        (1e6, {}, None),
-        (20_000, {}, r"set training.optim: adamw_bnb_8bit, or agents.NAME.lora, or use zero3.yaml or fsdp2.yaml"),
-        (60_000, {"ppo": {"max_tokens_per_microbatch": 400}}, "set a smaller ppo.max_tokens_per_microbatch, or null, or use training.gradient_checkpointing: true"),
-        (60_000, {"ppo": {"local_rollout_forward_batch_size": 64}, "training": {"per_device_train_batch_size": 64}}, "set a smaller ppo.local_rollout_forward_batch_size, or use ppo.max_tokens_per_generate"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("size, changes, message", [
+    (1e6, {}, None),
+    (20_000, {}, r"set training.optim: adamw_bnb_8bit, or agents.NAME.lora, or use zero3.yaml or fsdp2.yaml"),
+    (60_000, {"ppo": {"max_tokens_per_microbatch": 400}}, "set a smaller ppo.max_tokens_per_microbatch, or null, or use training.gradient_checkpointing: true"),
+    (60_000, {"ppo": {"local_rollout_forward_batch_size": 64}, "training": {"per_device_train_batch_size": 64}}, "set a smaller ppo.local_rollout_forward_batch_size, or use ppo.max_tokens_per_generate"),
+])  # fmt: skip
 def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, changes, message):
     shape = Shape(1000, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=2)
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)

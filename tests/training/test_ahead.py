@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ahead_runs import CopiedWeights, trainer_of
+from notebook_runs import CopiedWeights, trainer_of
 
 from maporl.errors import ConfigError
 from maporl.rollout.interleaving import Interleaving
@@ -20,17 +20,14 @@ from maporl.validation.preflight import check_run
 from trl_ext.process.waits import Discarded
 
 
-@pytest.mark.parametrize(
-    "number, in_progress, depth, last, expected",
-    [
-        (1, 0, 1, 9, [1, 2]),
-        (1, 0, 3, 9, [1, 2, 3, 4]),
-        (2, 3, 3, 9, [5]),
-        (7, 3, 3, 9, []),
-        (9, 1, 3, 9, []),
-        (8, 0, 3, 9, [8, 9]),
-    ],
-)
+@pytest.mark.parametrize("number, in_progress, depth, last, expected", [
+    (1, 0, 1, 9, [1, 2]),
+    (1, 0, 3, 9, [1, 2, 3, 4]),
+    (2, 3, 3, 9, [5]),
+    (7, 3, 3, 9, []),
+    (9, 1, 3, 9, []),
+    (8, 0, 3, 9, [8, 9]),
+])  # fmt: skip
 def test_which_batches_are_begun(number, in_progress, depth, last, expected):
     assert list(batches_to_begin(number, in_progress, depth, last)) == expected
 
@@ -172,7 +169,7 @@ class Between(CopiedWeights):
 
 
 def between(tiny, folder, monkeypatch, **options):
-    monkeypatch.setattr("ahead_runs.CopiedWeights", Between)
+    monkeypatch.setattr("notebook_runs.CopiedWeights", Between)
     return trainer_of(tiny, folder, True, total_episodes=40, dialogues_logged=8, **options)
 
 

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 from accelerate import Accelerator
-from ahead_runs import odd, trainer_of
 from fast_cases import some
+from notebook_runs import odd, trainer_of
 
 from maporl import Arithmetic, MultiAgentPPOConfig
 from maporl.config.schema import TinySection
@@ -216,13 +216,10 @@ def test_an_error_on_one_device_stops_the_run_after_the_others_have_ended(tiny, 
     assert ended == [{"ann": "bob", "bob": "ann"}[failing]]
 
 
-@pytest.mark.parametrize(
-    "training, message",
-    [
-        ({"placement": "split"}, "placement: split needs a device for each of 2 base models"),
-        ({"async_depth": 1}, "training.async_depth: 1 .* engine 'transformers' answers"),
-    ],
-)
+@pytest.mark.parametrize("training, message", [
+    ({"placement": "split"}, "placement: split needs a device for each of 2 base models"),
+    ({"async_depth": 1}, "training.async_depth: 1 .* engine 'transformers' answers"),
+])  # fmt: skip
 def test_both_are_looked_at_before_a_model_loads(tmp_path, training, message):
     with pytest.raises(ConfigError, match=message):
         config = {
@@ -239,16 +236,13 @@ def values_of(folder, agents, **more):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "agents, more, owners",
-    [
-        ({"ann": {"tiny": {}}, "bob": {"tiny": {}, "policy": "ann"}}, {}, ["ann"]),
-        ({"ann": {"tiny": {}, "policy_per": "turn"}}, {}, ["ann-turn1", "ann-turn2"]),
-        ({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, {"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}, ["ann", "bob", "ann-past"]),
-        ({"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}}, {"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}, ["ann"]),
-        ({"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}, "dtype": "float32"}}, {}, ["ann", "bob"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("agents, more, owners", [
+    ({"ann": {"tiny": {}}, "bob": {"tiny": {}, "policy": "ann"}}, {}, ["ann"]),
+    ({"ann": {"tiny": {}, "policy_per": "turn"}}, {}, ["ann-turn1", "ann-turn2"]),
+    ({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, {"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}, ["ann", "bob", "ann-past"]),
+    ({"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}}, {"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}, ["ann"]),
+    ({"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}, "dtype": "float32"}}, {}, ["ann", "bob"]),
+])  # fmt: skip
 def test_every_copy_of_a_model_counts_for_placement_split(tmp_path, agents, more, owners):
     assert list(base_owners(from_dict(values_of(tmp_path, agents, **more))).values()) == owners
 

@@ -164,14 +164,11 @@ def test_teachers_that_cannot_read_the_pupils_are_refused(tmp_path):
         from_dict(values)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"branching": {"group": 1}}, "branching.group is 1; set branching.group to 2 or more"),
-        ({"branching": {"how": "best_of", "group": 2}}, "best_of decides by the scores of first answers what follows"),
-        ({"protocol": {"name": "debate", "turns": 1}}, "in protocol 'debate' all speak once"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"branching": {"group": 1}}, "branching.group is 1; set branching.group to 2 or more"),
+    ({"branching": {"how": "best_of", "group": 2}}, "best_of decides by the scores of first answers what follows"),
+    ({"protocol": {"name": "debate", "turns": 1}}, "in protocol 'debate' all speak once"),
+])  # fmt: skip
 def test_a_run_in_which_nothing_can_be_taught_is_refused(changes, message, tmp_path):
     with pytest.raises(ConfigError, match=f"reward.distill: .*{message}"):
         from_dict(tiny_version("team_opd", str(tmp_path)) | changes)

@@ -56,46 +56,43 @@ def said(**changes):
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"ppo": {"kl_coef": 50}}, "ppo.kl_coef: 50 is far above what is usual, 1e-05 to 0.5 (0.05 in TRL's PPO; "),
-        ({"ppo": {"cliprange": 0.0}}, "ppo.cliprange: 0 is far below what is usual, 0.0001 to 5 "),
-        ({"ppo": {"gamma": 5}}, "ppo.gamma: 5 is far above what is usual, 0.9 to 1 "),
-        ({"reward": {"discount": 5}}, "reward.discount: 5 is far above what is usual, 0 to 1 "),
-        ({"ppo": {"temperature": 5}}, "ppo.temperature: 5 is far above what is usual, 0.2 to 2 "),
-        (
-            {"agents": {"ann": {"tiny": TINY, "sampling": {"temperature": [1.0, 5.0]}}, "bob": {"tiny": TINY}}},
-            "agents.ann.sampling.temperature.1: 5 is far above ",
-        ),
-        ({"training": {"max_grad_norm": 1e-9}}, "training.max_grad_norm: 1e-09 is far below what is usual, 0.001 to 100 "),
-        ({"training": {"learning_rate": 0.09}}, "training.learning_rate: 0.09 is far above what is usual of a tiny model, "),
-        (
-            {"agents": LORA, "training": {"learning_rate": 0.01}},
-            "training.learning_rate: 0.01 is far above what is usual of an adapter or a critic's head, 5e-07 to 0.005 ",
-        ),
-        (
-            {"agents": WHOLE, "training": {"learning_rate": 1e-3}},
-            "training.learning_rate: 0.001 is far above what is usual of a whole model, 1e-08 to 0.0006 ",
-        ),
-        (
-            {"agents": {"ann": WHOLE["ann"] | {"learning_rate": 1e-3}, "bob": {"tiny": TINY}}},
-            "agents.ann.learning_rate: 0.001 is far above what is usual of a whole model, ",
-        ),
-        (
-            {"agents": WHOLE, "training": {"learning_rate": 1e-5, "value_learning_rate": 0.01}},
-            "training.value_learning_rate: 0.01 is far above what is usual of an adapter or a critic's head, ",
-        ),
-        (
-            {"agents": WHOLE, "training": {"learning_rate": 1e-5, "value_learning_rate": 0.003, "critic": "model"}},
-            "training.value_learning_rate: 0.003 is far above what is usual of a whole model, ",
-        ),
-        (
-            {"loop": {"rounds": 1, "stages": [{"train": "sft", "build": "best_of", "learning_rate": 0.3}]}},
-            "loop.stages.0.learning_rate: 0.3 is far above what is usual of a tiny model, ",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"ppo": {"kl_coef": 50}}, "ppo.kl_coef: 50 is far above what is usual, 1e-05 to 0.5 (0.05 in TRL's PPO; "),
+    ({"ppo": {"cliprange": 0.0}}, "ppo.cliprange: 0 is far below what is usual, 0.0001 to 5 "),
+    ({"ppo": {"gamma": 5}}, "ppo.gamma: 5 is far above what is usual, 0.9 to 1 "),
+    ({"reward": {"discount": 5}}, "reward.discount: 5 is far above what is usual, 0 to 1 "),
+    ({"ppo": {"temperature": 5}}, "ppo.temperature: 5 is far above what is usual, 0.2 to 2 "),
+    (
+        {"agents": {"ann": {"tiny": TINY, "sampling": {"temperature": [1.0, 5.0]}}, "bob": {"tiny": TINY}}},
+        "agents.ann.sampling.temperature.1: 5 is far above ",
+    ),
+    ({"training": {"max_grad_norm": 1e-9}}, "training.max_grad_norm: 1e-09 is far below what is usual, 0.001 to 100 "),
+    ({"training": {"learning_rate": 0.09}}, "training.learning_rate: 0.09 is far above what is usual of a tiny model, "),
+    (
+        {"agents": LORA, "training": {"learning_rate": 0.01}},
+        "training.learning_rate: 0.01 is far above what is usual of an adapter or a critic's head, 5e-07 to 0.005 ",
+    ),
+    (
+        {"agents": WHOLE, "training": {"learning_rate": 1e-3}},
+        "training.learning_rate: 0.001 is far above what is usual of a whole model, 1e-08 to 0.0006 ",
+    ),
+    (
+        {"agents": {"ann": WHOLE["ann"] | {"learning_rate": 1e-3}, "bob": {"tiny": TINY}}},
+        "agents.ann.learning_rate: 0.001 is far above what is usual of a whole model, ",
+    ),
+    (
+        {"agents": WHOLE, "training": {"learning_rate": 1e-5, "value_learning_rate": 0.01}},
+        "training.value_learning_rate: 0.01 is far above what is usual of an adapter or a critic's head, ",
+    ),
+    (
+        {"agents": WHOLE, "training": {"learning_rate": 1e-5, "value_learning_rate": 0.003, "critic": "model"}},
+        "training.value_learning_rate: 0.003 is far above what is usual of a whole model, ",
+    ),
+    (
+        {"loop": {"rounds": 1, "stages": [{"train": "sft", "build": "best_of", "learning_rate": 0.3}]}},
+        "loop.stages.0.learning_rate: 0.3 is far above what is usual of a tiny model, ",
+    ),
+])  # fmt: skip
 def test_a_value_that_nobody_uses_is_told_with_the_usual_range_and_who_uses_it(changes, told):
     (warning,) = said(**changes)
     assert warning.startswith(f"warning: {told}") and "(" in warning
@@ -190,17 +187,14 @@ def test_a_rate_that_was_set_is_taken_for_everything_and_the_default_goes_by_wha
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("adapter", "critic", "options", "rates"),
-    [
-        (False, "head", {}, [3e-6, 3e-6]),
-        (True, "head", {}, [1e-4, 1e-4]),
-        (True, "adapter", {}, [1e-4, 1e-4, 1e-4]),
-        (True, "head", {"value_learning_rate": 2e-3}, [1e-4, 2e-3]),
-        (True, "head", {"learning_rate": 3e-6}, [3e-6, 3e-6]),
-        (False, "model", {}, [3e-6, 3e-6, 3e-6]),
-    ],
-)
+@pytest.mark.parametrize(("adapter", "critic", "options", "rates"), [
+    (False, "head", {}, [3e-6, 3e-6]),
+    (True, "head", {}, [1e-4, 1e-4]),
+    (True, "adapter", {}, [1e-4, 1e-4, 1e-4]),
+    (True, "head", {"value_learning_rate": 2e-3}, [1e-4, 2e-3]),
+    (True, "head", {"learning_rate": 3e-6}, [3e-6, 3e-6]),
+    (False, "model", {}, [3e-6, 3e-6, 3e-6]),
+])  # fmt: skip
 def test_a_learner_steps_with_the_rate_of_what_it_trains(tiny, tmp_path, adapter, critic, options, rates):
     model, tokenizer = tiny("llama")
     if adapter:

@@ -127,21 +127,18 @@ def test_a_task_of_maporl_goes_with_reward_functions_too(tmp_path):
     assert "reward/right" in metrics and "accuracy/turn_1" in metrics
 
 
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (lambda prompts, completions: [1.0], [1.0]),
-        (lambda completions, **kwargs: [float(len(completions[0]))], [1.0]),
-        (lambda completions: [float(completions == ["c"])], [1.0]),
-        (lambda number, completions: [float(number == [5] and completions == ["c"])], [1.0]),
-        (lambda **kwargs: [float(sorted(kwargs) == ["completion_ids", "completions", "number", "prompts", "trainer_state"])], [1.0]),
-        (lambda questions, answers: [float(questions == ["p"] and answers == ["c"])], [1.0]),
-        (lambda q, completions, **kwargs: [float(q == ["p"] and completions == ["c"])], [1.0]),
-        (lambda prompts, completions, /, number: [float(prompts == ["p"] and number == [5])], [1.0]),
-        (lambda *texts, **kwargs: [float(texts == (["p"], ["c"]) and "number" in kwargs)], [1.0]),
-        (lambda prompts, completions, trainer_state: [float(trainer_state == "state")], [1.0]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("function", "expected"), [
+    (lambda prompts, completions: [1.0], [1.0]),
+    (lambda completions, **kwargs: [float(len(completions[0]))], [1.0]),
+    (lambda completions: [float(completions == ["c"])], [1.0]),
+    (lambda number, completions: [float(number == [5] and completions == ["c"])], [1.0]),
+    (lambda **kwargs: [float(sorted(kwargs) == ["completion_ids", "completions", "number", "prompts", "trainer_state"])], [1.0]),
+    (lambda questions, answers: [float(questions == ["p"] and answers == ["c"])], [1.0]),
+    (lambda q, completions, **kwargs: [float(q == ["p"] and completions == ["c"])], [1.0]),
+    (lambda prompts, completions, /, number: [float(prompts == ["p"] and number == [5])], [1.0]),
+    (lambda *texts, **kwargs: [float(texts == (["p"], ["c"]) and "number" in kwargs)], [1.0]),
+    (lambda prompts, completions, trainer_state: [float(trainer_state == "state")], [1.0]),
+])  # fmt: skip
 def test_functions_of_every_signature_get_their_arguments(function, expected):
     (found,) = call_reward_functions([function], ["p"], ["c"], [[3]], {"number": [5]}, "state").values()
     assert found == expected
@@ -172,48 +169,42 @@ def test_a_text_is_a_users_message_or_with_another_template_the_bare_text(family
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "the data set is empty"),
-        ([{"prompt": "1"}, {"question": "2"}], r"row 1: expected a column 'prompt', got \['question'\]; rename"),
-        (["1+1="], "row 0: expected a column 'prompt', got str"),
-        ([{"prompt": "  "}], "row 0: the prompt is empty"),
-        ([{"prompt": None}], "row 0: expected a text or a list of messages as prompt, got None"),
-        ([{"prompt": []}], "row 0: expected a text or a list of messages"),
-        ([{"prompt": ["1+1="]}], "row 0: its prompt cannot be read: message 1 is '1.1=' of type str, expected a dict"),
-        ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], "message 1 has a content of type list, expected a text"),
-        ([{"prompt": [{"role": "assistant", "content": "1"}]}], r"the last message must be the user's, .* got 'assistant'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "message"), [
+    ([], "the data set is empty"),
+    ([{"prompt": "1"}, {"question": "2"}], r"row 1: expected a column 'prompt', got \['question'\]; rename"),
+    (["1+1="], "row 0: expected a column 'prompt', got str"),
+    ([{"prompt": "  "}], "row 0: the prompt is empty"),
+    ([{"prompt": None}], "row 0: expected a text or a list of messages as prompt, got None"),
+    ([{"prompt": []}], "row 0: expected a text or a list of messages"),
+    ([{"prompt": ["1+1="]}], "row 0: its prompt cannot be read: message 1 is '1.1=' of type str, expected a dict"),
+    ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], "message 1 has a content of type list, expected a text"),
+    ([{"prompt": [{"role": "assistant", "content": "1"}]}], r"the last message must be the user's, .* got 'assistant'"),
+])  # fmt: skip
 def test_rows_that_are_no_prompts_are_refused_before_anything_runs(rows, message):
     with pytest.raises(TaskError, match=message):
         Prompts(rows)
 
 
-@pytest.mark.parametrize(
-    ("functions", "more", "message"),
-    [
-        ([], {}, "reward_funcs: expected a function or a list of functions, got an empty list"),
-        ("org/reward-model", {}, r"reward_funcs: expected functions .* got 'org/reward-model'; a reward model is"),
-        ([length, length], {}, r"different names, got \['length', 'length'\]; rename one"),
-        (length, {"reward_weights": [1, 2]}, r"reward_weights: expected 1 numbers, one for each of \['length'\], got 2"),
-        (length, {"task": Arithmetic()}, "expected either task or train_dataset, got both"),
-        (length, {"eval_task": Arithmetic(), "eval_dataset": ROWS}, "either eval_task or eval_dataset, got both"),
-        (torch.nn.Linear(2, 1), {}, "a reward model is a source of its own"),
-        (lambda completions, label: [], {}, r"missing a required argument: 'label'; its parameters may be prompts, .*, agents, "),
-        (length, {"train_dataset": [{"prompt": "1", "turns": 2}]}, "train_dataset: the column 'turns' has the name of what"),
-        (length, {"overrides": ["training.eval_steps=1"]}, "eval_steps: nothing to evaluate on; pass eval_dataset or eval_ta"),
-        (length, {"train_dataset": None}, "expected either task or train_dataset, got neither"),
-        (length, {"train_dataset": None, "task": Arithmetic}, r"task: expected an object, got the class Arithmetic; write Arith"),
-        (length, {"protocol": Debate}, r"protocol: expected an object, got the class Debate; write Debate\(...\)"),
-        (length, {"reward": {"sources": {"a": 1.0}}}, "reward: expected a maporl.RewardSection, got dict {'sources': {'a': 1.0}}"),
-        (length, {"sources": [length]}, "sources: expected a mapping, got list"),
-        (length, {"team": [1]}, r"team: expected a maporl.Team, got list \[1\]"),
-        (length, {"advantage": {"scale": "std"}}, "advantage: expected a maporl.AdvantageConfig, got dict"),
-        (length, {"train_dataset": None, "task": ROWS}, r"task: expected a maporl.Task, got list; pass a data set as train_"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("functions", "more", "message"), [
+    ([], {}, "reward_funcs: expected a function or a list of functions, got an empty list"),
+    ("org/reward-model", {}, r"reward_funcs: expected functions .* got 'org/reward-model'; a reward model is"),
+    ([length, length], {}, r"different names, got \['length', 'length'\]; rename one"),
+    (length, {"reward_weights": [1, 2]}, r"reward_weights: expected 1 numbers, one for each of \['length'\], got 2"),
+    (length, {"task": Arithmetic()}, "expected either task or train_dataset, got both"),
+    (length, {"eval_task": Arithmetic(), "eval_dataset": ROWS}, "either eval_task or eval_dataset, got both"),
+    (torch.nn.Linear(2, 1), {}, "a reward model is a source of its own"),
+    (lambda completions, label: [], {}, r"missing a required argument: 'label'; its parameters may be prompts, .*, agents, "),
+    (length, {"train_dataset": [{"prompt": "1", "turns": 2}]}, "train_dataset: the column 'turns' has the name of what"),
+    (length, {"overrides": ["training.eval_steps=1"]}, "eval_steps: nothing to evaluate on; pass eval_dataset or eval_ta"),
+    (length, {"train_dataset": None}, "expected either task or train_dataset, got neither"),
+    (length, {"train_dataset": None, "task": Arithmetic}, r"task: expected an object, got the class Arithmetic; write Arith"),
+    (length, {"protocol": Debate}, r"protocol: expected an object, got the class Debate; write Debate\(...\)"),
+    (length, {"reward": {"sources": {"a": 1.0}}}, "reward: expected a maporl.RewardSection, got dict {'sources': {'a': 1.0}}"),
+    (length, {"sources": [length]}, "sources: expected a mapping, got list"),
+    (length, {"team": [1]}, r"team: expected a maporl.Team, got list \[1\]"),
+    (length, {"advantage": {"scale": "std"}}, "advantage: expected a maporl.AdvantageConfig, got dict"),
+    (length, {"train_dataset": None, "task": ROWS}, r"task: expected a maporl.Task, got list; pass a data set as train_"),
+])  # fmt: skip
 def test_wrong_arguments_are_refused_in_one_line(tmp_path, functions, more, message):
     with pytest.raises(ValueError, match=message):
         trainer_of(tmp_path, functions, **more)

@@ -103,17 +103,14 @@ def test_a_game_that_ends_is_played():
     assert _play(Small) == {"a": 2.0, "b": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("game", "message"),
-    [
-        (Endless, "player 0 moved 3 times, but longest is 2"),
-        (OneNumber, "to_move returned 0, expected a tuple of players from 0 to 1"),
-        (Numbers, r"moves returned \(0, 1\), expected a tuple of texts"),
-        (StepNone, "step returned None, expected {player: payment}"),
-        (PaysAName, "step pays 1.0 to player 'guesser'"),
-        (PaysNan, "step pays nan to player 0"),
-    ],
-)
+@pytest.mark.parametrize(("game", "message"), [
+    (Endless, "player 0 moved 3 times, but longest is 2"),
+    (OneNumber, "to_move returned 0, expected a tuple of players from 0 to 1"),
+    (Numbers, r"moves returned \(0, 1\), expected a tuple of texts"),
+    (StepNone, "step returned None, expected {player: payment}"),
+    (PaysAName, "step pays 1.0 to player 'guesser'"),
+    (PaysNan, "step pays nan to player 0"),
+])  # fmt: skip
 def test_a_game_that_breaks_its_contract_is_named(game, message):
     with pytest.raises(ConfigError, match=message):
         _play(game)
@@ -204,15 +201,12 @@ def pays_agents(dialogues, credits):
     return [{"ann": 1.0} for own in credits]
 
 
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ("returns_none", "returns_none: returned None; expected a list of {utterance id: credit}"),
-        ("one_too_few", "one_too_few: returned 1 of them for 2 dialogues"),
-        ("pays_nan", "pays_nan: returned the credit nan"),
-        ("pays_agents", "pays_agents: returned the utterance 'ann'"),
-    ],
-)
+@pytest.mark.parametrize(("rule", "message"), [
+    ("returns_none", "returns_none: returned None; expected a list of {utterance id: credit}"),
+    ("one_too_few", "one_too_few: returned 1 of them for 2 dialogues"),
+    ("pays_nan", "pays_nan: returned the credit nan"),
+    ("pays_agents", "pays_agents: returned the utterance 'ann'"),
+])  # fmt: skip
 def test_a_rule_that_returns_no_credits_is_named(rule, message, monkeypatch):
     import maporl.rewards.credit as credit
 

@@ -223,20 +223,17 @@ def test_a_missing_key_is_said_before_anything_is_asked(tmp_path, monkeypatch):
         build_trainer(with_actor(tmp_path, (None, "gpt")), quiet=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"schedule": {"swap": {"agents": ["ann"], "every": 5}}}, "swap: expected at least two agents"),
-        ({"schedule": {"swap": {"agents": ["ann", "bob"], "every": 5}}, "agents": {"ann": {}, "bob": {"tiny": {"layers": 2}}}}, "speak with the same weights but differ in tiny"),
-        ({"schedule": {"round_robin": {"every": 1}}, "agents": {"ann": {}, "bob": {"trainable": False}}}, "agent 'bob' should be trained in its turn, but it is frozen"),
-        ({"schedule": {"critic_warmup": 2}, "training": {"critic": "none"}}, "critic_warmup: a critic is missing"),
-        ({"schedule": {"critic_warmup": 2}, "updates": 2}, "only the critics would learn in all 2 updates"),
-        ({"schedule": {"opponent_pool": {"agent": "bob", "of": "cy"}}}, "opponent_pool: expected agent and of among"),
-        ({"schedule": {"curriculum": [{"update": 1, "task": {}}]}}, "rising updates from 2 on"),
-        ({"schedule": {"curriculum": [{"update": 2, "task": {"largst": 4}}]}}, "curriculum, update 2: task: unknown key 'largst'"),
-        ({"agents": {"ann": {}, "bob": {"engine": "openai"}}}, "agents.bob.engine: openai needs agents.bob.api, for example api: {model: NAME}"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "message"), [
+    ({"schedule": {"swap": {"agents": ["ann"], "every": 5}}}, "swap: expected at least two agents"),
+    ({"schedule": {"swap": {"agents": ["ann", "bob"], "every": 5}}, "agents": {"ann": {}, "bob": {"tiny": {"layers": 2}}}}, "speak with the same weights but differ in tiny"),
+    ({"schedule": {"round_robin": {"every": 1}}, "agents": {"ann": {}, "bob": {"trainable": False}}}, "agent 'bob' should be trained in its turn, but it is frozen"),
+    ({"schedule": {"critic_warmup": 2}, "training": {"critic": "none"}}, "critic_warmup: a critic is missing"),
+    ({"schedule": {"critic_warmup": 2}, "updates": 2}, "only the critics would learn in all 2 updates"),
+    ({"schedule": {"opponent_pool": {"agent": "bob", "of": "cy"}}}, "opponent_pool: expected agent and of among"),
+    ({"schedule": {"curriculum": [{"update": 1, "task": {}}]}}, "rising updates from 2 on"),
+    ({"schedule": {"curriculum": [{"update": 2, "task": {"largst": 4}}]}}, "curriculum, update 2: task: unknown key 'largst'"),
+    ({"agents": {"ann": {}, "bob": {"engine": "openai"}}}, "agents.bob.engine: openai needs agents.bob.api, for example api: {model: NAME}"),
+])  # fmt: skip
 def test_schedules_that_cannot_be_are_refused_before_a_model_loads(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message):
         config(tmp_path, **change)

@@ -66,14 +66,11 @@ def trl_1_99(monkeypatch):
     monkeypatch.setattr("trl_ext.from_trl.version", lambda name: "1.99.0")
 
 
-@pytest.mark.parametrize(
-    "name, use",
-    [
-        ("SFTTrainer", "supervised training"),
-        ("DPOConfig", "a stage of a loop that trains by DPO"),
-        ("RewardTrainer", "a stage of a loop that trains the verifier"),
-    ],
-)
+@pytest.mark.parametrize("name, use", [
+    ("SFTTrainer", "supervised training"),
+    ("DPOConfig", "a stage of a loop that trains by DPO"),
+    ("RewardTrainer", "a stage of a loop that trains the verifier"),
+])  # fmt: skip
 def test_a_name_that_trl_lacks_is_an_error_that_says_which_versions_have_it(trl_1_99, name, use):
     with pytest.raises(MissingFromTRL) as told:
         getattr(maporl.from_trl, name)

@@ -47,19 +47,15 @@ def test_the_schema_refuses_what_the_reader_refuses(values, validator):
         validator.validate(values)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"task": {"largest": 9}},  # of a file that another one extends
-        {"task": {"name": "mine:Sums", "anything": 1}},
-        {"task": {"name": "toy_sum", "largest": 9, "seed": 3}},
-        {"protocol": {"name": "chain", "turns": 2, "pass": "pass", "agents": ["ann"], "sampling": {"solver": {"top_p": 0.5}}}},
-        {"protocol": {"name": "debate", "step_judge": {"agent": "ann", "samples": 3}}},
-        {"reward": {"rules": ["own", {"mine:rule": {"anything": 1}}, {"cost": None}]}},
-        {"loop": {"stages": [{"train": "sft", "build": {"threshold": {"above": 0.5}}}]}},
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("values", [
+    {"task": {"largest": 9}},  # of a file that another one extends
+    {"task": {"name": "mine:Sums", "anything": 1}},
+    {"task": {"name": "toy_sum", "largest": 9, "seed": 3}},
+    {"protocol": {"name": "chain", "turns": 2, "pass": "pass", "agents": ["ann"], "sampling": {"solver": {"top_p": 0.5}}}},
+    {"protocol": {"name": "debate", "step_judge": {"agent": "ann", "samples": 3}}},
+    {"reward": {"rules": ["own", {"mine:rule": {"anything": 1}}, {"cost": None}]}},
+    {"loop": {"stages": [{"train": "sft", "build": {"threshold": {"above": 0.5}}}]}},
+], ids=str)  # fmt: skip
 def test_the_schema_accepts_what_the_reader_accepts(values, validator):
     validator.validate(values)
 

@@ -107,15 +107,12 @@ def test_an_override_is_a_text_where_a_text_is_expected_and_a_number_where_a_num
     assert options.lr_scheduler_kwargs == {"min_lr": 1e-6}
 
 
-@pytest.mark.parametrize(
-    ("override", "key", "got"),
-    [
-        ("agents.ann.tiny.alphabet=1234", "agents.ann.tiny.alphabet", "1234"),
-        ("agents.ann.role=no", "agents.ann.role", "False"),
-        ("output_dir=1e5", "output_dir", "100000.0"),
-        ("protocol.later={question}", "later", r"\{'question': None\}"),
-    ],
-)
+@pytest.mark.parametrize(("override", "key", "got"), [
+    ("agents.ann.tiny.alphabet=1234", "agents.ann.tiny.alphabet", "1234"),
+    ("agents.ann.role=no", "agents.ann.role", "False"),
+    ("output_dir=1e5", "output_dir", "100000.0"),
+    ("protocol.later={question}", "later", r"\{'question': None\}"),
+])  # fmt: skip
 def test_a_text_that_needs_quotes_is_told_so(tmp_path, override, key, got):
     with pytest.raises(ConfigError, match=rf"{key}: expected a text, got {got}; put a text .* in quotes:"):
         from_dict(read_values(written(tmp_path), [override]))
@@ -366,16 +363,13 @@ def warned(changes):
     return refuse(findings(Rehearsal(ResolvedRun(from_dict({**BASE, **changes})))))
 
 
-@pytest.mark.parametrize(
-    ("protocol", "deaf"),
-    [
-        ({"name": "debate", "later": "{question}"}, "ann, bob"),
-        ({"name": "debate", "quote": "Agent {number} has answered."}, "ann, bob"),
-        ({"name": "chain", "later": "{question}"}, "bob"),
-        ({"name": "chain", "prompts": {"bob": "{question}"}}, "bob"),
-        ({"name": "debate", "summariser": "bob", "agents": ["ann", "sue", "bob"], "summary": "{question}"}, "bob"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("protocol", "deaf"), [
+    ({"name": "debate", "later": "{question}"}, "ann, bob"),
+    ({"name": "debate", "quote": "Agent {number} has answered."}, "ann, bob"),
+    ({"name": "chain", "later": "{question}"}, "bob"),
+    ({"name": "chain", "prompts": {"bob": "{question}"}}, "bob"),
+    ({"name": "debate", "summariser": "bob", "agents": ["ann", "sue", "bob"], "summary": "{question}"}, "bob"),
+])  # fmt: skip
 def test_agents_that_are_shown_nothing_of_each_other_are_named(protocol, deaf):
     changes = {
         "protocol": protocol,
@@ -431,22 +425,19 @@ def test_quantised_models_need_their_package(monkeypatch, bits):
         from_dict({**BASE, "agents": {"ann": {"model": "org/name", "lora": {}, bits: True}}})
 
 
-@pytest.mark.parametrize(
-    ("targets", "message"),
-    [
-        (["qq"], "unknown 'qq'; known: down_proj"),
-        (["q_proj", "v_prj"], "unknown 'v_prj'; did you mean 'v_proj'"),
-        ([], "expected all-linear or at least one of down_proj"),
-        (["self_attn"], "unknown 'self_attn'"),
-        ("q_proj", "the regular expression 'q_proj' is the whole name of no module, such as 'lm_head'; give a list"),
-        ("(", "is not a regular expression"),
-        ("all_linear", "give a list of some of down_proj, .* or all-linear"),
-        (["q_proj", "v_proj"], None),
-        (["layers.0.self_attn.q_proj", "lm_head", "embed_tokens"], None),
-        (r".*\.(q|v)_proj", None),
-        ("all-linear", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("targets", "message"), [
+    (["qq"], "unknown 'qq'; known: down_proj"),
+    (["q_proj", "v_prj"], "unknown 'v_prj'; did you mean 'v_proj'"),
+    ([], "expected all-linear or at least one of down_proj"),
+    (["self_attn"], "unknown 'self_attn'"),
+    ("q_proj", "the regular expression 'q_proj' is the whole name of no module, such as 'lm_head'; give a list"),
+    ("(", "is not a regular expression"),
+    ("all_linear", "give a list of some of down_proj, .* or all-linear"),
+    (["q_proj", "v_proj"], None),
+    (["layers.0.self_attn.q_proj", "lm_head", "embed_tokens"], None),
+    (r".*\.(q|v)_proj", None),
+    ("all-linear", None),
+])  # fmt: skip
 def test_modules_of_a_lora_that_the_model_lacks_are_named(targets, message):
     config = from_dict({**BASE, "agents": {"ann": {"tiny": TINY, "lora": {"target_modules": targets}}}})
     with (
@@ -504,16 +495,13 @@ class Installed:
         return None if self.record is None else json.dumps(self.record)
 
 
-@pytest.mark.parametrize(
-    ("record", "command"),
-    [
-        ({"url": "file:///a%20b/maporl", "dir_info": {"editable": True}}, "pip install -e '/a b/maporl[games]'"),
-        ({"url": "file:///a/maporl", "dir_info": {}}, "pip install '/a/maporl[games]'"),
-        ({"url": "file:///a/maporl.whl", "archive_info": {}}, "pip install 'maporl[games] @ file:///a/maporl.whl'"),
-        ({"url": "https://x.org/m", "vcs_info": {"vcs": "git", "commit_id": "1"}}, "pip install 'maporl[games] @ git+https://x.org/m'"),
-        (None, "pip install 'textarena>=0.7' 'pygame>=2.6'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("record", "command"), [
+    ({"url": "file:///a%20b/maporl", "dir_info": {"editable": True}}, "pip install -e '/a b/maporl[games]'"),
+    ({"url": "file:///a/maporl", "dir_info": {}}, "pip install '/a/maporl[games]'"),
+    ({"url": "file:///a/maporl.whl", "archive_info": {}}, "pip install 'maporl[games] @ file:///a/maporl.whl'"),
+    ({"url": "https://x.org/m", "vcs_info": {"vcs": "git", "commit_id": "1"}}, "pip install 'maporl[games] @ git+https://x.org/m'"),
+    (None, "pip install 'textarena>=0.7' 'pygame>=2.6'"),
+])  # fmt: skip
 def test_an_extra_is_installed_from_where_maporl_came_from(monkeypatch, tmp_path, record, command):
     monkeypatch.setattr("maporl.errors.__file__", str(tmp_path / "maporl/errors.py"))  # not in a checkout
     monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed(record))
@@ -807,16 +795,13 @@ def test_a_line_break_is_a_token_of_a_tiny_model_also_where_several_stand_togeth
 # -- disks, homes and devices ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("free", "training", "severity"),
-    [
-        (10e9, {"save_steps": 1}, None),
-        (0.201e9, {"save_steps": 1}, "warning"),
-        (0.201e9, {"save_steps": 1, "save_total_limit": 1}, None),
-        (0.201e9, {"save_steps": 0}, None),
-        (0.1e9, {"save_steps": 0}, "error"),
-    ],
-)
+@pytest.mark.parametrize(("free", "training", "severity"), [
+    (10e9, {"save_steps": 1}, None),
+    (0.201e9, {"save_steps": 1}, "warning"),
+    (0.201e9, {"save_steps": 1, "save_total_limit": 1}, None),
+    (0.201e9, {"save_steps": 0}, None),
+    (0.1e9, {"save_steps": 0}, "error"),
+])  # fmt: skip
 def test_a_disk_that_is_too_full_is_told_before_the_run(monkeypatch, tmp_path, free, training, severity):
     """Two tiny models leave 0.1 MB, and 0.3 MB with their optimizers in each of 500 checkpoints; 0.2 GB are spare."""
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))

@@ -39,16 +39,13 @@ def test_words_of_a_text_that_spell_control_tokens_are_words_between_its_ends():
     assert tokenizer.decode(ids[1:-1]) == "a</s>b"
 
 
-@pytest.mark.parametrize(
-    ("row", "pad", "expected"),
-    [
-        ({"input_ids": [1, 10, 3, 11], "attention_mask": [1, 1, 1, 1]}, "<unk>", [1, 10, 3, 11]),
-        ({"input_ids": [1, 10, 0, 11], "attention_mask": [1, 1, 1, 1]}, "<pad>", [1, 10, 0, 11]),
-        ({"input_ids": [0, 0, 1, 10, 0, 11, 0], "attention_mask": [0, 0, 1, 1, 1, 1, 0]}, "<pad>", [1, 10, 0, 11]),
-        ({"input_ids": [0, 0, 1, 10, 0, 11, 0]}, "<pad>", [1, 10, 0, 11]),  # only the ends look like padding
-        ({"input_ids": [2, 1, 10, 2, 11]}, "</s>", [2, 1, 10, 2, 11]),  # and may be EOS
-    ],
-)
+@pytest.mark.parametrize(("row", "pad", "expected"), [
+    ({"input_ids": [1, 10, 3, 11], "attention_mask": [1, 1, 1, 1]}, "<unk>", [1, 10, 3, 11]),
+    ({"input_ids": [1, 10, 0, 11], "attention_mask": [1, 1, 1, 1]}, "<pad>", [1, 10, 0, 11]),
+    ({"input_ids": [0, 0, 1, 10, 0, 11, 0], "attention_mask": [0, 0, 1, 1, 1, 1, 0]}, "<pad>", [1, 10, 0, 11]),
+    ({"input_ids": [0, 0, 1, 10, 0, 11, 0]}, "<pad>", [1, 10, 0, 11]),  # only the ends look like padding
+    ({"input_ids": [2, 1, 10, 2, 11]}, "</s>", [2, 1, 10, 2, 11]),  # and may be EOS
+])  # fmt: skip
 def test_a_mask_says_what_is_padding_and_without_one_the_ends_do(row, pad, expected):
     assert read_prompt(row, tokenizer_with(pad=pad)).ids == expected
 

@@ -419,20 +419,17 @@ def test_a_mark_inside_a_program_is_part_of_it(mark):
         assert read(text) == whole, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<tool_call>\n<function=python>\n<parameter=code>\nprint("</parameter>\n</function>")\nboom()\n</parameter>\n</function>\n</tool_call>',
-        '<tool_call>\n<function=python>\n<parameter=code>\nprint("</parameter></function></tool_call>")\n</parameter>\n</function>\n</tool_call>',
-        "<tool_call>\n<function=python>\n<parameter=code>\nprint(1)\n",
-        "<function=weather>\n<parameter=city>\nParis\n<parameter=unit>\ncelsius\n</parameter>\n</function>",
-        "<function=weather>\n<parameter=city>\nParis\n<parameter=unit>\ncelsius\n</function>",
-        "<tool_call>\n<function=python>\n<parameter=code>\nprint(1)",
-        "<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>print('</arg_value></tool_call>')</arg_value>\n</tool_call>",
-        '<tool_call>\n{"name": "python", "arguments": {"code": "print(1)\n</tool_call>',
-        "<tool_call>\n<function=python>\n<parameter=code>\na\n</parameter>\n<parameter=code>\nb\n</parameter>\n</function>\n</tool_call>",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    '<tool_call>\n<function=python>\n<parameter=code>\nprint("</parameter>\n</function>")\nboom()\n</parameter>\n</function>\n</tool_call>',
+    '<tool_call>\n<function=python>\n<parameter=code>\nprint("</parameter></function></tool_call>")\n</parameter>\n</function>\n</tool_call>',
+    "<tool_call>\n<function=python>\n<parameter=code>\nprint(1)\n",
+    "<function=weather>\n<parameter=city>\nParis\n<parameter=unit>\ncelsius\n</parameter>\n</function>",
+    "<function=weather>\n<parameter=city>\nParis\n<parameter=unit>\ncelsius\n</function>",
+    "<tool_call>\n<function=python>\n<parameter=code>\nprint(1)",
+    "<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>print('</arg_value></tool_call>')</arg_value>\n</tool_call>",
+    '<tool_call>\n{"name": "python", "arguments": {"code": "print(1)\n</tool_call>',
+    "<tool_call>\n<function=python>\n<parameter=code>\na\n</parameter>\n<parameter=code>\nb\n</parameter>\n</function>\n</tool_call>",
+])  # fmt: skip
 def test_a_program_that_may_be_cut_is_not_run(text):
     found = read(text)
     assert found and all(isinstance(one, str) for one in found)
@@ -495,22 +492,19 @@ def test_what_looks_like_a_call_and_is_none_is_told(text):
     assert read(text) == [UNREAD[text]]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The answer is 4.",
-        "I use the tool add: add(1, 2) gives 3, and [1, 2] is a list.",
-        'As JSON: {"name": "Ann", "type": "person"}',
-        '{"name": "ping"}',
-        '```python\ndef add(a, b):\n    return a + b\n```',
-        "<|channel|>analysis<|message|>I could call "
-        "to=functions.add<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
-        '<think>First <tool_call>{"name": "ping", "arguments": {}}</tool_call></think>4',
-        'so I could use <tool_call></think>4',
-        "<think>I think on and on",
-        "<html><body>a < b</body></html>",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "The answer is 4.",
+    "I use the tool add: add(1, 2) gives 3, and [1, 2] is a list.",
+    'As JSON: {"name": "Ann", "type": "person"}',
+    '{"name": "ping"}',
+    '```python\ndef add(a, b):\n    return a + b\n```',
+    "<|channel|>analysis<|message|>I could call "
+    "to=functions.add<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
+    '<think>First <tool_call>{"name": "ping", "arguments": {}}</tool_call></think>4',
+    'so I could use <tool_call></think>4',
+    "<think>I think on and on",
+    "<html><body>a < b</body></html>",
+])  # fmt: skip
 def test_what_is_no_call(text):
     assert read(text) == []
 
@@ -521,27 +515,24 @@ SCHEMA = (
 RESULT = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        SCHEMA,
-        f"[{SCHEMA}]",
-        f"{SCHEMA}\n{SCHEMA}",
-        f'{{"type": "function", "function": {SCHEMA}}}',
-        f'[{{"type": "function", "function": {SCHEMA}}}]',
-        '{"name": "add", "parameters": {"type": "object", "properties": {}}}',
-        '{"name": "add", "arguments": {"type": "object", "required": []}}',
-        '{"name": "add", "description": "Add.", "parameters": {"a": {"type": "integer"}}}',
-        '{"name": "add", "description": "Add.", "inputSchema": {"type": "object"}}',
-        f"<tools>\n{SCHEMA}\n</tools>",
-        f"<tools>\n{RESULT}\n</tools>",
-        f"<tool_response>\n{RESULT}\n</tool_response>",
-        f"<tool_response>\n{RESULT}",
-        f"<tool_response><tool_call>{RESULT}</tool_call></tool_response>",
-        f"[TOOL_RESULTS]{RESULT}[/TOOL_RESULTS]",
-        "I use functools[0] and recall:add{a:1}.",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    SCHEMA,
+    f"[{SCHEMA}]",
+    f"{SCHEMA}\n{SCHEMA}",
+    f'{{"type": "function", "function": {SCHEMA}}}',
+    f'[{{"type": "function", "function": {SCHEMA}}}]',
+    '{"name": "add", "parameters": {"type": "object", "properties": {}}}',
+    '{"name": "add", "arguments": {"type": "object", "required": []}}',
+    '{"name": "add", "description": "Add.", "parameters": {"a": {"type": "integer"}}}',
+    '{"name": "add", "description": "Add.", "inputSchema": {"type": "object"}}',
+    f"<tools>\n{SCHEMA}\n</tools>",
+    f"<tools>\n{RESULT}\n</tools>",
+    f"<tool_response>\n{RESULT}\n</tool_response>",
+    f"<tool_response>\n{RESULT}",
+    f"<tool_response><tool_call>{RESULT}</tool_call></tool_response>",
+    f"[TOOL_RESULTS]{RESULT}[/TOOL_RESULTS]",
+    "I use functools[0] and recall:add{a:1}.",
+])  # fmt: skip
 def test_what_the_model_was_told_is_no_call(text):
     assert read(text) == []
     call = '\n<tool_call>{"name": "ping", "arguments": {}}</tool_call>'

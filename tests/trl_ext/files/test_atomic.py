@@ -62,14 +62,11 @@ def test_a_folder_that_is_not_completed_is_removed(tmp_path, error):
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "x"),
-        OSError(errno.EDQUOT, "x"),
-        RuntimeError(f"I/O error: {os.strerror(errno.ENOSPC)} (28)"),
-    ],
-)
+@pytest.mark.parametrize("error", [
+    OSError(errno.ENOSPC, "x"),
+    OSError(errno.EDQUOT, "x"),
+    RuntimeError(f"I/O error: {os.strerror(errno.ENOSPC)} (28)"),
+])  # fmt: skip
 def test_a_full_disk_is_named_in_one_line(tmp_path, error):
     def write():
         with new_folder(tmp_path / "final"):

@@ -104,16 +104,12 @@ def test_a_run_of_one_policy_counts_what_it_learned_from(tiny, tmp_path):
     assert json.loads((tmp_path / "run/audit.json").read_text())["counts"] == done.counts
 
 
-@pytest.mark.parametrize(
-    ("reward", "options", "found"),
-    [
-        (ones, {"critic": "none"}, {("is told apart", "idle"), ("tells answers apart", "doubt")}),
-        (ones, {}, {("is told apart", "doubt"), ("tells answers apart", "doubt")}),
-        (letters, {"learning_rate": 0.0}, {("moves", "idle")}),
-        (letters, {"max_grad_norm": 1e-30, "optim": "sgd"}, {("moves", "idle")}),
-    ],
-    ids=["equal rewards", "equal rewards and a critic", "no rate", "no step"],
-)  # fmt: skip
+@pytest.mark.parametrize(("reward", "options", "found"), [
+    (ones, {"critic": "none"}, {("is told apart", "idle"), ("tells answers apart", "doubt")}),
+    (ones, {}, {("is told apart", "doubt"), ("tells answers apart", "doubt")}),
+    (letters, {"learning_rate": 0.0}, {("moves", "idle")}),
+    (letters, {"max_grad_norm": 1e-30, "optim": "sgd"}, {("moves", "idle")}),
+], ids=["equal rewards", "equal rewards and a critic", "no rate", "no step"])  # fmt: skip
 def test_a_policy_that_did_not_learn_is_told(tiny, tmp_path, reward, options, found):
     trainer = ppo(tiny, tmp_path / "run", reward, **options)
     trainer.train()

@@ -41,22 +41,19 @@ def learner_of(model, tokenizer, tmp_path, **more):
     return learner
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("llama", Reading(True, True, 0)),
-        ("gpt2", Reading(True, True, 0)),
-        ("bloom", Reading(False, True, 0)),  # its positions come from the mask
-        ("bart", Reading(False, False, 0, gaps=False)),  # it counts columns
-        ("roberta", Reading(True, True, 1, direct=False)),  # the padding token has id 0, and positions begin behind it
-        ("mamba", Reading(False, True, 0, cached=False, gaps=False)),  # its state is recurrent
-        ("rwkv", Reading(False, False, 0, cached=False, gaps=False, rows=False)),  # it knows no padding
-        ("modernbert-decoder", Reading(True, True, 0, direct=False)),  # a layer stands before its head
-        ("mpt", Reading(False, True, 0, gaps=False)),  # its biases count columns
-        ("openai-gpt", Reading(True, True, 0, cached=False, gaps=False)),  # it has no cache at all
-        ("recurrent_gemma", Reading(True, False, 0, gaps=False)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "expected"), [
+    ("llama", Reading(True, True, 0)),
+    ("gpt2", Reading(True, True, 0)),
+    ("bloom", Reading(False, True, 0)),  # its positions come from the mask
+    ("bart", Reading(False, False, 0, gaps=False)),  # it counts columns
+    ("roberta", Reading(True, True, 1, direct=False)),  # the padding token has id 0, and positions begin behind it
+    ("mamba", Reading(False, True, 0, cached=False, gaps=False)),  # its state is recurrent
+    ("rwkv", Reading(False, False, 0, cached=False, gaps=False, rows=False)),  # it knows no padding
+    ("modernbert-decoder", Reading(True, True, 0, direct=False)),  # a layer stands before its head
+    ("mpt", Reading(False, True, 0, gaps=False)),  # its biases count columns
+    ("openai-gpt", Reading(True, True, 0, cached=False, gaps=False)),  # it has no cache at all
+    ("recurrent_gemma", Reading(True, False, 0, gaps=False)),
+])  # fmt: skip
 def test_how_a_model_counts_is_asked_of_it(kind, expected):
     assert reading_of(build(kind)[0]) == expected
 

@@ -98,19 +98,16 @@ def test_a_policy_its_critic_and_its_reference_use_the_kernels(tiny, package, tm
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"use_liger_kernel": True, "use_cpu": True}, "its kernels run on accelerators only; leave it out on a CPU"),
-        ({"use_liger_kernel": True}, "its kernels run on accelerators only"),  # no accelerator is here
-        ({"liger_kernel_config": {"rope": False}}, "would do nothing without use_liger_kernel; set it, or leave both"),
-        (
-            {"use_liger_kernel": True, "liger_kernel_config": {"cross_entropy": True, "rope": True}},
-            "liger_kernel_config: cross_entropy would do nothing",
-        ),
-        ({"use_liger_kernel": True, "liger_kernel_config": "[1]"}, "expected names of kernels with true or false"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"use_liger_kernel": True, "use_cpu": True}, "its kernels run on accelerators only; leave it out on a CPU"),
+    ({"use_liger_kernel": True}, "its kernels run on accelerators only"),  # no accelerator is here
+    ({"liger_kernel_config": {"rope": False}}, "would do nothing without use_liger_kernel; set it, or leave both"),
+    (
+        {"use_liger_kernel": True, "liger_kernel_config": {"cross_entropy": True, "rope": True}},
+        "liger_kernel_config: cross_entropy would do nothing",
+    ),
+    ({"use_liger_kernel": True, "liger_kernel_config": "[1]"}, "expected names of kernels with true or false"),
+])  # fmt: skip
 def test_what_would_do_nothing_is_refused_before_models_load(tmp_path, package, options, message):
     with pytest.raises(ValueError, match=message):
         PPOv2Config(output_dir=str(tmp_path), **OPTIONS, **options)

@@ -25,15 +25,12 @@ def test_a_critic_explains_the_share_of_variance_that_its_errors_leave():
     assert explained([0.0, 1.0], [0.5, 0.5, 0.5, 0.5], lam=1.0) == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize(
-    ("scores", "options"),
-    [
-        pytest.param([0.1, 0.1, 0.1], {"lam": 1.0}, id="the same returns, up to rounding"),
-        pytest.param([1.0, 1.0, 1.0], {"lam": 0.5}, id="returns that differ by the critic's own values"),
-        pytest.param([0.0, 0.0, 0.0], {}, id="no reward"),
-        pytest.param([0.0, 1.0, 0.0], {"has_critic": False}, id="no critic"),
-    ],
-)
+@pytest.mark.parametrize(("scores", "options"), [
+    pytest.param([0.1, 0.1, 0.1], {"lam": 1.0}, id="the same returns, up to rounding"),
+    pytest.param([1.0, 1.0, 1.0], {"lam": 0.5}, id="returns that differ by the critic's own values"),
+    pytest.param([0.0, 0.0, 0.0], {}, id="no reward"),
+    pytest.param([0.0, 1.0, 0.0], {"has_critic": False}, id="no critic"),
+])  # fmt: skip
 def test_there_is_no_share_of_a_variance_that_is_not_there(scores, options):
     assert explained(scores, [0.7, -0.3, 0.2, 0.9, -0.6, 0.1], **options) is None
 

@@ -47,20 +47,17 @@ def loss_of(ratio, advantage, **options):
     return losses.item(), measures["clipfrac"].item()
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "options", "expected"),
-    [
-        (1.1, 1.0, {}, (-1.1, 0)),
-        (1.5, 1.0, {}, (-1.2, 1)),
-        (0.5, 1.0, {}, (-0.5, 0)),
-        (0.5, -1.0, {}, (0.8, 1)),
-        (1.25, 1.0, {"cliprange_high": 0.28}, (-1.25, 0)),
-        (1.5, 1.0, {"cliprange_high": 0.28}, (-1.28, 1)),
-        (9.0, -1.0, {}, (9.0, 0)),
-        (9.0, -1.0, {"dual_clip": 3.0}, (3.0, 0)),
-        (9.0, 1.0, {"dual_clip": 3.0}, (-1.2, 1)),
-    ],
-)
+@pytest.mark.parametrize(("ratio", "advantage", "options", "expected"), [
+    (1.1, 1.0, {}, (-1.1, 0)),
+    (1.5, 1.0, {}, (-1.2, 1)),
+    (0.5, 1.0, {}, (-0.5, 0)),
+    (0.5, -1.0, {}, (0.8, 1)),
+    (1.25, 1.0, {"cliprange_high": 0.28}, (-1.25, 0)),
+    (1.5, 1.0, {"cliprange_high": 0.28}, (-1.28, 1)),
+    (9.0, -1.0, {}, (9.0, 0)),
+    (9.0, -1.0, {"dual_clip": 3.0}, (3.0, 0)),
+    (9.0, 1.0, {"dual_clip": 3.0}, (-1.2, 1)),
+])  # fmt: skip
 def test_clipping_by_hand(ratio, advantage, options, expected):
     assert loss_of(ratio, advantage, **options) == pytest.approx(expected, abs=1e-6)
 

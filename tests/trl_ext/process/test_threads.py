@@ -117,17 +117,14 @@ print(subprocess.run([sys.executable, "-c", "from trl_ext.process.threads import
 """
 
 
-@pytest.mark.parametrize(
-    ("launched", "words", "environment", "found"),
-    [
-        ("ACCELERATE_MIXED_PRECISION", [], {}, "None"),
-        ("TORCHELASTIC_RUN_ID", [], {}, "None"),
-        ("NO_LAUNCHER", [], {}, "OMP_NUM_THREADS"),  # a program of the user's has set it
-        ("ACCELERATE_MIXED_PRECISION", [], {"OMP_NUM_THREADS": "1"}, "OMP_NUM_THREADS"),
-        ("ACCELERATE_MIXED_PRECISION", ["--num_cpu_threads_per_process", "1"], {}, "OMP_NUM_THREADS"),
-        ("ACCELERATE_MIXED_PRECISION", ["--num-cpu-threads-per-process=1"], {}, "OMP_NUM_THREADS"),
-    ],
-)
+@pytest.mark.parametrize(("launched", "words", "environment", "found"), [
+    ("ACCELERATE_MIXED_PRECISION", [], {}, "None"),
+    ("TORCHELASTIC_RUN_ID", [], {}, "None"),
+    ("NO_LAUNCHER", [], {}, "OMP_NUM_THREADS"),  # a program of the user's has set it
+    ("ACCELERATE_MIXED_PRECISION", [], {"OMP_NUM_THREADS": "1"}, "OMP_NUM_THREADS"),
+    ("ACCELERATE_MIXED_PRECISION", ["--num_cpu_threads_per_process", "1"], {}, "OMP_NUM_THREADS"),
+    ("ACCELERATE_MIXED_PRECISION", ["--num-cpu-threads-per-process=1"], {}, "OMP_NUM_THREADS"),
+])  # fmt: skip
 def test_a_number_that_only_the_launcher_has_set_is_not_the_users(launched, words, environment, found):
     own = {n: v for n, v in os.environ.items() if n not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")} | environment
     done = subprocess.run(

@@ -153,17 +153,14 @@ def test_every_wait_hears_of_signals_or_is_named_here():
     assert not (gone := named - met), f"are gone: {gone}"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("import time\ndef f():\n    time.sleep(1)", [("f", "time.sleep")]),
-        ("class A:\n    def f(self):\n        self.future.result()", [("A.f", "self.future.result")]),
-        ("from trl_ext.process.waits import result\nresult(x)", []),
-        ("thread.join()\nself._thread.join(5)\n', '.join(words)", [("", "thread.join"), ("", "self._thread.join")]),
-        ("q.get(timeout=3)\nd.get('key')", [("", "q.get")]),
-        ("tenacity.Retrying(stop=1)\ntenacity.Retrying(sleep=pause)", [("", "tenacity.Retrying")]),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), [
+    ("import time\ndef f():\n    time.sleep(1)", [("f", "time.sleep")]),
+    ("class A:\n    def f(self):\n        self.future.result()", [("A.f", "self.future.result")]),
+    ("from trl_ext.process.waits import result\nresult(x)", []),
+    ("thread.join()\nself._thread.join(5)\n', '.join(words)", [("", "thread.join"), ("", "self._thread.join")]),
+    ("q.get(timeout=3)\nd.get('key')", [("", "q.get")]),
+    ("tenacity.Retrying(stop=1)\ntenacity.Retrying(sleep=pause)", [("", "tenacity.Retrying")]),
+])  # fmt: skip
 def test_the_list_finds_waits(text, found):
     assert waits_of(ast.parse(text)) == found
 

@@ -13,19 +13,16 @@ from trl_ext.sampling.request import Draw, TokenRequest
 GIB = 2**30
 
 
-@pytest.mark.parametrize(
-    ("row_bytes", "free", "rows"),
-    [
-        (80_000_000, 79 * GIB, 256),  # a quarter is 21.2e9, and 256 rows take 20.5e9
-        (80_000_000, 76 * GIB, 128),  # a quarter is 20.4e9
-        (80_000_000, 39 * GIB, 128),  # a quarter is 10.5e9, and 128 rows take 10.2e9
-        (80_000_000, 38 * GIB, 64),
-        (80_000_000, GIB, 64),  # what 64 rows take is not asked
-        (1, 0, 64),
-        (1, 1024, 256),
-        (1, 1023, 128),
-    ],
-)
+@pytest.mark.parametrize(("row_bytes", "free", "rows"), [
+    (80_000_000, 79 * GIB, 256),  # a quarter is 21.2e9, and 256 rows take 20.5e9
+    (80_000_000, 76 * GIB, 128),  # a quarter is 20.4e9
+    (80_000_000, 39 * GIB, 128),  # a quarter is 10.5e9, and 128 rows take 10.2e9
+    (80_000_000, 38 * GIB, 64),
+    (80_000_000, GIB, 64),  # what 64 rows take is not asked
+    (1, 0, 64),
+    (1, 1024, 256),
+    (1, 1023, 128),
+])  # fmt: skip
 def test_a_quarter_of_the_free_memory_decides_how_many_rows_are_sampled_at_a_time(row_bytes, free, rows):
     assert fitting_rows(row_bytes, free) == rows
 
