@@ -5,7 +5,7 @@ No model is touched here, so that what does not fit is known before anything is 
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import TrainerCallback
@@ -41,6 +41,12 @@ from maporl.training.role_gradients import RoleGradients
 from trl_ext.learning.config import check_args
 from trl_ext.trainer.scoring import RewardFunction
 
+KINDS = {
+    "protocol": Protocol, "reward": RewardSection, "schedule": Schedule, "advantage": AdvantageConfig,
+    "branching": BranchingSection, "sources": Mapping, "engines": Mapping, "engine_options": Mapping,
+}  # fmt: skip
+"""What the parts of a trainer must be."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
@@ -53,21 +59,21 @@ class RunParts:
     args: MultiAgentPPOConfig
     team: Team
     task: Task
-    protocol: Protocol
     eval_task: Task | None
-    reward: RewardSection
     speakers: tuple[str, ...]
-    schedule: Schedule
-    advantage: AdvantageConfig
-    branching: BranchingSection
-    curriculum: Sequence[tuple[int, Task]]
-    sources: Mapping[str, RewardSource]
-    engines: Mapping[str, Engine]
-    engine_options: Mapping[str, Any]
-    callbacks: Sequence[TrainerCallback]
     tools: TeamTools
     sampling: TeamSampling
-    config: Config | None
+    protocol: Protocol = field(default_factory=Debate)
+    reward: RewardSection = field(default_factory=RewardSection)
+    schedule: Schedule = field(default_factory=Schedule)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    branching: BranchingSection = field(default_factory=BranchingSection)
+    curriculum: Sequence[tuple[int, Task]] = ()
+    sources: Mapping[str, RewardSource] = field(default_factory=dict)
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Sequence[TrainerCallback] = ()
+    config: Config | None = None
 
     @classmethod
     def of(
@@ -75,75 +81,47 @@ class RunParts:
         args: MultiAgentPPOConfig,
         team: Team,
         task: Task | None = None,
-        protocol: Protocol | None = None,
         *,
-        eval_task: Task | None = None,
-        reward: RewardSection | None = None,
-        speakers: Sequence[str] | None = None,
-        schedule: Schedule | None = None,
-        advantage: AdvantageConfig | None = None,
-        branching: BranchingSection | None = None,
-        curriculum: Sequence[tuple[int, Task]] = (),
-        sources: Mapping[str, RewardSource] | None = None,
-        engines: Mapping[str, Engine] | None = None,
-        engine_options: Mapping[str, Any] | None = None,
-        callbacks: Sequence[TrainerCallback] | None = None,
-        config: Config | None = None,
         train_dataset: Sequence[Mapping[str, Any]] | None = None,
+        eval_task: Task | None = None,
         eval_dataset: Sequence[Mapping[str, Any]] | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         reward_weights: Sequence[float] | None = None,
+        speakers: Sequence[str] | None = None,
         tools: Mapping[str, Sequence[Any]] | TeamTools | None = None,
         environments: Mapping[str, Any] | None = None,
         sampling: TeamSampling | None = None,
+        **others: Any,
     ) -> "RunParts":
-        """Return the parts of the run that a trainer with these arguments makes.
+        """Return the parts of the run that a trainer with these arguments makes. ``others`` are fields; None is the
+        field's default.
 
         Raises:
             ValueError: an argument is of another kind, or two of them do not fit each other.
             ConfigError: an option of a part is wrong.
         """
         check_args(args, MultiAgentPPOConfig)
-        check_kinds(
-            {
-                "team": (team, Team), "protocol": (protocol, Protocol), "reward": (reward, RewardSection),
-                "schedule": (schedule, Schedule), "advantage": (advantage, AdvantageConfig),
-                "branching": (branching, BranchingSection), "sources": (sources, Mapping), "engines": (engines, Mapping),  # noqa: E501
-                "engine_options": (engine_options, Mapping),
-            }
-        )  # fmt: skip
+        check_kinds({"team": (team, Team)} | {name: (others.get(name), kind) for name, kind in KINDS.items()})
         task, eval_task = questions_of(task, train_dataset, eval_task, eval_dataset)
         if eval_task is None and args.eval_strategy != "no":
             raise ValueError(
                 "eval_steps: nothing to evaluate on; pass eval_dataset or eval_task, or leave eval_steps out"
             )
-        protocol = must_be_protocol(protocol or Debate(), "protocol")
-        reward = reward or RewardSection()
+        others = {name: part for name, part in others.items() if part is not None}
+        protocol = others["protocol"] = must_be_protocol(others.get("protocol") or Debate(), "protocol")
+        reward = others.get("reward") or RewardSection()
         if reward_funcs is not None:
-            reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, task)
+            reward, others["sources"] = with_functions(
+                reward, others.get("sources"), reward_funcs, reward_weights, task
+            )
+            others["reward"] = reward
         playing = tuple(speakers or team.names())
         if not isinstance(tools, TeamTools):
             tools = TeamTools.of(tools, environments, playing, protocol.acts_in)
         parts = cls(
-            args=args,
-            team=team,
-            task=task,
-            protocol=protocol,
-            eval_task=eval_task,
-            reward=reward,
-            speakers=playing,
-            schedule=schedule or Schedule(),
-            advantage=advantage or AdvantageConfig(),
-            branching=branching or BranchingSection(),
-            curriculum=list(curriculum),
-            sources=dict(sources or {}),
-            engines=dict(engines or {}),
-            engine_options=dict(engine_options or {}),
-            callbacks=list(callbacks or []),
-            tools=tools,
-            sampling=team.sampling(sampling),
-            config=config,
-        )
+            args=args, team=team, task=task, eval_task=eval_task, speakers=playing, tools=tools,
+            sampling=team.sampling(sampling), **others,
+        )  # fmt: skip
         refuse(fitting(parts.branching, reward, protocol, parts.advantage, args), "trainer")
         refuse(growth.faults(protocol, parts.schedule.growth, playing), "trainer")
         refuse(greedy_learners(parts.sampling, parts.learning_roles(), protocol.roles), "trainer")

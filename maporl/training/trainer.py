@@ -120,11 +120,11 @@ class MultiAgentPPOTrainer(TeamLoop):
     ):
         home = home_of(backend)
         self.parts = parts = RunParts.of(
-            args, team, task, protocol, eval_task=eval_task, reward=reward, speakers=speakers, schedule=schedule,
-            advantage=advantage, branching=branching, curriculum=curriculum, sources=sources, engines=engines,
-            engine_options=engine_options, callbacks=callbacks, config=config, train_dataset=train_dataset,
-            eval_dataset=eval_dataset, reward_funcs=reward_funcs, reward_weights=reward_weights, tools=tools,
-            environments=environments, sampling=sampling,
+            args, team, task, protocol=protocol, eval_task=eval_task, reward=reward, speakers=speakers,
+            schedule=schedule, advantage=advantage, branching=branching, curriculum=curriculum, sources=sources,
+            engines=engines, engine_options=engine_options, callbacks=callbacks, config=config,
+            train_dataset=train_dataset, eval_dataset=eval_dataset, reward_funcs=reward_funcs,
+            reward_weights=reward_weights, tools=tools, environments=environments, sampling=sampling,
         )  # fmt: skip
         self.team, self.task, self.eval_task = team, parts.task, parts.eval_task
         self.record = RunRecord(Path(str(args.output_dir)), config)

@@ -800,7 +800,7 @@ def test_every_argument_of_the_trainer_is_a_part_of_the_run():
         "environments",
     }  # of task, eval_task, sources, reward, tools
     assert arguments - parts == {"backend"} | other_forms
-    assert set(signature(RunParts.of).parameters) == arguments - {"backend"}
+    assert parts | set(signature(RunParts.of).parameters) == arguments - {"backend"} | {"others"}
 
 
 @pytest.mark.slow
