@@ -307,9 +307,6 @@ def test_a_verifier_has_one_digest_in_either_precision(verifier):
     assert wide.digest() != narrow.digest()
 
 
-# -- the acceptance run -----------------------------------------------------------------------------------------------
-
-
 # -- recipes ----------------------------------------------------------------------------------------------------------
 
 QUICK = {"salt"}

@@ -5,6 +5,7 @@ import math
 import re
 import traceback
 
+import numpy as np
 import pytest
 import torch
 from chat_tokenizers import FAMILIES
@@ -142,6 +143,13 @@ def test_a_task_of_maporl_goes_with_reward_functions_too(tmp_path):
 def test_functions_of_every_signature_get_their_arguments(function, expected):
     (found,) = call_reward_functions([function], ["p"], ["c"], [[3]], {"number": [5]}, "state").values()
     assert found == expected
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, tuple])
+def test_values_may_be_an_array(kind):
+    rows = (["p", "p"], ["c", "dd"], [[3], [3, 4]], {})
+    (found,) = call_reward_functions([lambda completions: kind([len(c) / 2 for c in completions])], *rows).values()
+    assert found == [0.5, 1.0]
 
 
 def test_a_function_that_asks_for_what_nobody_has_is_named():

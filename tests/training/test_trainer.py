@@ -1,6 +1,7 @@
 """Teams: exact tokens, several policies at once, and the single-policy trainer's numbers for a team of one."""
 
 import copy
+import dataclasses
 import json
 import math
 
@@ -300,6 +301,11 @@ def test_frozen_agents_speak_but_do_not_learn(tiny, tmp_path):
     trainer.train()
     assert set(trainer.learners) == {"ann"}
     assert all(torch.equal(v, frozen[k]) for k, v in bob.state_dict().items())
+
+
+def test_an_agent_is_frozen_because_a_team_reads_it_once(tiny):
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'trainable'"):
+        Agent("ann", *tiny()).trainable = False
 
 
 def test_agents_may_share_one_policy(tiny, tmp_path):

@@ -208,9 +208,6 @@ def test_a_warm_critic_is_what_a_run_without_policy_steps_has(tiny, tmp_path):
     assert same(weights(warm), weights(still))
 
 
-# -- what is not supported ----------------------------------------------------------------------------------------
-
-
 # -- two processes ------------------------------------------------------------------------------------------------
 
 
