@@ -225,13 +225,13 @@ def _at_last(text: str, end: int, told: str) -> str:
     """  # noqa: E501
     after = max(0, end - 80)  # the clause before a mark is a part of it
     lines = [(at, line) for before, line, at in marked(text[after:]) if _PLAINLY.search(before) and _asserted(before)]
-    lines += [(head.start(1), head[1]) for head in _HEADED.finditer(text[after:]) if number(head[1]) is not None]
+    heads = deque(_HEADED.finditer(text[after:]), MOST_CANDIDATES)
+    lines += [(head.start(1), head[1]) for head in heads if number(head[1]) is not None]
     lines = [(start + after, line) for start, line in lines if start + after > end and "?" not in line]
     kind = _kind(told) if lines else None
     for start, line in sorted(lines, reverse=True):
         line = trim(_REASON.split(_EMPHASIS.sub(r"\2", trim(_first_sentence(line))))[0])
-        said = _read_candidate(line)
-        if said == "" and (first := _NUMBER.match(plain(line))) and not _HEDGED.search(line):
+        if (said := _read_candidate(line)) == "" and (first := _NUMBER.match(plain(line))) and not _HEDGED.search(line):
             said = first[0]  # as in "5 of the 8 slices"
         said = line if said is None else said
         if kind and (not said or _kind(said) == kind) and not _SUPPOSED.search(text[max(end, start - 200) : start]):

@@ -121,7 +121,7 @@ def based(text: str) -> Tree | None:
     """
     if text.startswith("(") and text.endswith(")") and "(" not in text[1:]:
         text = text[1:-1].strip()
-    match = _BASED.fullmatch(re.sub(r"(?<=[0-9]) +(?=[0-9A-Z]+\s*_)", "", text))
+    match = _BASED.fullmatch(re.sub(r"(?<=[0-9]) +(?=[0-9A-Z]+\s*_)", "", " ".join(text.split())))
     if match is None:
         return None
     named = match[3] or match[4] or match[5]

@@ -482,6 +482,11 @@ def test_a_column_of_worked_solutions_is_told_or_refused_with_its_row(tmp_path):
 def test_boxes_are_read_in_linear_work():
     assert boxed(r"\boxed{" * 50_000 + "5" + "}" * 50_000) == "5"
     assert boxed(r"\boxed{5}, " * 50_000) == "5"
+    assert boxed(r"\boxed{5}" + "\n#### 5" * 9_000) == "5"
+
+
+def test_many_blanks_take_no_time():
+    assert same_answer(r"5\text{" + "\\ " * 900 + "} m", "5") is True
 
 
 def shapes(rng):
