@@ -72,7 +72,7 @@ class RunParts:
     sources: Mapping[str, RewardSource] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    callbacks: Sequence[TrainerCallback] = ()
+    callbacks: Sequence[TrainerCallback] = field(default_factory=list)
     config: Config | None = None
 
     @classmethod

@@ -92,8 +92,8 @@ def spoil_masters(monkeypatch):
 def spoil_sampling(monkeypatch):
     right = sampling._batches
 
-    def other_numbers(rows, settings):
-        for batch in right(rows, settings):
+    def other_numbers(rows, *limits):
+        for batch in right(rows, *limits):
             if len(batch) > 1:
                 for row in batch:
                     row.uniforms = row.uniforms.flip(0)

@@ -48,6 +48,7 @@ from trl_ext.files import stacks
 from trl_ext.learning.critics import CRITICS
 from trl_ext.ppo.losses import OBJECTIVES
 from trl_ext.ppo.options import rate_of
+from trl_ext.process.messages import tell
 from trl_ext.process.waits import Threads, result
 
 ANSWER = 5.0
@@ -429,11 +430,7 @@ class RayBackend(TeamHome):
 def _teller(quiet: bool) -> Callable[[str], None]:
     """Return what prints a line to the standard error at once, or nothing if ``quiet``."""
 
-    def tell(line: str) -> None:
-        if not quiet:
-            tell(printable(line))
-
-    return tell
+    return (lambda line: None) if quiet else (lambda line: tell(printable(line)))
 
 
 def _build(part: LearnerGroup | EnginePool, tell: Callable[[str], None]) -> None:
