@@ -5,7 +5,6 @@ Every rule is a doctest.
 
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -92,15 +91,6 @@ def _listed(text: str) -> list[str]:
 
 def _within(answer: str, truth: str, meta: Mapping[str, Any]) -> bool:
     """Whether two numbers differ by no more than the label's ``error``."""
-    error = str(meta.get("error") or "")
-    values = [_real(text) for text in (error, answer, truth)] if error else [None]
-    if None in values:
-        return False
-    tolerance, mine, theirs = values
-    return abs(mine - theirs) <= tolerance  # type: ignore[operator]  # none of them is None
-
-
-def _real(text: str) -> Fraction | None:
-    tree = reading(text)
-    value = None if tree is None else real_value(tree[0])
-    return None if value is None else value[0]
+    trees = [reading(text) for text in (str(meta["error"]), answer, truth)] if meta.get("error") else [None]
+    values = [tree and real_value(tree[0]) for tree in trees]
+    return all(values) and abs(values[1][0] - values[2][0]) <= values[0][0]  # type: ignore[index]  # none is None

@@ -73,6 +73,7 @@ _BOTH = re.compile(r"^(?:either|both)(?![A-Za-z])")
 _MODULO = re.compile(r"\(?\s*(?:\\[pb]?mod|(?<![A-Za-z\\])mod(?:ulo)?)(?![A-Za-z])\s*\{?\s*([0-9]+|[a-z])\s*\}?\s*\)?$")
 _RATIO = re.compile(r"(?<=[0-9]) to (?=[0-9]+$)")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*(?:\^|\*\*|[⁰¹²³⁴-⁹⁻]))")
+_PRIMES = re.compile(r"\^\s*(?:\{\s*((?:'|\\prime(?![A-Za-z])\s*)+)\}|('|\\prime(?![A-Za-z])))")
 _RAISED = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _LOWERED = dict(zip(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"), "0123456789-", strict=True))
 _IN_WORDS: dict[str, Tree] = dict.fromkeys(("all real numbers", "all reals", "the real numbers"), ("symbol", "ℝ"))
@@ -142,6 +143,7 @@ class _Reader:
     def __init__(self, text: str, thousands: bool) -> None:
         text = _ALIGNED.sub("", text) if "\\begin" in text else _AND.sub(", ", _BOTH.sub("", text))
         text = re.sub(r"\\mathbb\s*(?:R(?![A-Za-z])|\{\s*R\s*\})", "ℝ", text)
+        text = _PRIMES.sub(r"\1\2", text)
         text = _MODULO.sub(r"\\pmod \1", _RATIO.sub(":", text))
         text = _TIMES_TEN.sub("*", _CURRENCY.sub("", text))
         if not text.isascii():
@@ -163,39 +165,28 @@ class _Reader:
             place = match.end()
 
     def _add(self, kind: str, token: str, apart: bool) -> None:
-        if kind == "number":
-            self.tokens.append((kind, token, apart))
+        token = (_CLEAR if kind == "word" else _SAME).get(token, token)
+        name = token if kind == "word" else token[1:].rstrip("*") if token.startswith("\\") else ""
+        if name in _FUNCTIONS:
+            kind, token = "function", name
+        elif token in _GREEK or token in ("π", "∞", "∅", "ℝ", *"θαβγδλμσφω"):
+            kind = "letter"
+        elif kind == "word" and _WORD_OF_LETTERS.fullmatch(token):
+            self.tokens += [("letter", letter, apart) for letter in token]
+            return
         elif kind == "word":
-            clear = _CLEAR.get(token, token)
-            if clear in _FUNCTIONS:
-                self.tokens.append(("function", clear, apart))
-            elif clear != token:
-                self.tokens.append(("letter", clear, apart))
-            elif _WORD_OF_LETTERS.fullmatch(token):
-                self.tokens += [("letter", letter, apart) for letter in token]
-            elif self.tokens and self.tokens[-1][1] in ("{", "\\begin") and len(token) < 20:
-                self.tokens.append(("name", token, apart))  # of a matrix, or in an index; anything else refuses it
-            else:
+            if not self.tokens or self.tokens[-1][1] not in ("{", "\\begin") or len(token) >= 20:
                 raise NotMathematics(token)
-        else:
-            token = _SAME.get(token, token)
-            name = token[1:].rstrip("*") if token.startswith("\\") else ""
-            if name in _FUNCTIONS:
-                self.tokens.append(("function", name, apart))
-            elif token in _GREEK or token in ("π", "∞", "∅", "ℝ", *"θαβγδλμσφω"):
-                self.tokens.append(("letter", token, apart))
-            else:
-                self.tokens.append(("sign", token, apart))
+            kind = "name"  # of a matrix, or in an index; anything else refuses it
+        self.tokens.append((kind if kind != "command" else "sign", token, apart))
 
     # the tokens
 
     def peek(self, ahead: int = 0) -> str:
-        place = self.place + ahead
-        return self.tokens[place][1] if place < len(self.tokens) else ""
+        return self.tokens[self.place + ahead][1] if self.place + ahead < len(self.tokens) else ""
 
     def kind(self, ahead: int = 0) -> str:
-        place = self.place + ahead
-        return self.tokens[place][0] if place < len(self.tokens) else ""
+        return self.tokens[self.place + ahead][0] if self.place + ahead < len(self.tokens) else ""
 
     def take(self) -> str:
         self.place += 1
@@ -284,11 +275,9 @@ class _Reader:
         return tree if len(parts) == 1 else ("ratio", *parts)
 
     def signed(self) -> Tree:
-        if self.peek() in ("-", "+", "±", "∓") and self.kind() == "sign":
-            sign = self.take()
-            tree = self.product()
-            return tree if sign == "+" else ("neg", tree) if sign == "-" else (sign, tree)
-        return self.product()
+        sign = self.take() if self.peek() in ("-", "+", "±", "∓") and self.kind() == "sign" else "+"
+        tree = self.product()
+        return tree if sign == "+" else ("neg", tree) if sign == "-" else (sign, tree)
 
     def product(self) -> Tree:
         factors, divisors = [self.power()], list[Tree]()
@@ -340,7 +329,7 @@ class _Reader:
     def power(self) -> Tree:
         tree = self.postfix(self.atom())
         if self.met("^"):
-            if self.peek() in ("'", "*"):
+            if self.peek() == "*":
                 raise NotMathematics("a mark on a value")
             tree = self.postfix(("pow", tree, self.exponent()))
             if self.peek() == "^":
@@ -459,44 +448,32 @@ class _Reader:
     def marks(self) -> str:
         """The primes and the index that belong to a name."""
         marks = ""
-        while True:
-            if self.peek() == "'":
-                marks += self.take()
-            elif self.peek() == "^" and (self.peek(1) == "'" or (self.peek(1) == "{" and self.peek(2) == "'")):
-                self.place += 1
-                braces = self.met("{")
-                while self.peek() == "'":
-                    marks += self.take()
-                if braces:
-                    self.expect("}")
-            elif "_" not in marks and self.met("_"):
-                marks += "_" + self.raw()
-            else:
-                return marks
+        while self.peek() == "'" or ("_" not in marks and self.peek() == "_"):
+            marks += self.take()
+            marks += self.raw() if marks.endswith("_") else ""
+        return marks
 
     def raw(self) -> str:
         """The tokens of an index or of an accent's letter, as a name."""
-        if not self.met("{"):
-            token = self.take()
-            if token in ("}", ")", "]", ",", "^", "_", "=", "(", "+", "-", "*", "/"):
-                raise NotMathematics(token)
-            return token
+        if self.met("{"):
+            return self.closed("{", "}")
+        token = self.take()
+        if token in ("}", ")", "]", ",", "^", "_", "=", "(", "+", "-", "*", "/"):
+            raise NotMathematics(token)
+        return token
+
+    def closed(self, opening: str, closing: str) -> str:
+        """The tokens before the bracket that closes the one that was taken."""
         tokens, depth = list[str](), 1
-        while True:
-            token = self.take()
-            depth += (token == "{") - (token == "}")
-            if depth == 0:
-                return "".join(tokens)
-            tokens.append(token)
+        while depth:
+            tokens.append(self.take())
+            depth += (tokens[-1] == opening) - (tokens[-1] == closing)
+        return "".join(tokens[:-1])
 
     def applied(self) -> str:
         """What a function without a known meaning is applied to, as a part of its name."""
-        start, depth = self.place, 0
-        while True:
-            token = self.take()
-            depth += (token == "(") - (token == ")")
-            if depth == 0:
-                return "".join(token for _, token, _ in self.tokens[start : self.place])
+        self.expect("(")
+        return f"({self.closed('(', ')')})"
 
     def accented(self) -> Tree:
         accent = self.take()
@@ -518,27 +495,21 @@ class _Reader:
         index, power = None, None
         for _ in range(2):
             if name == "log" and index is None and self.met("_"):
-                index = self.index()
+                # nobody means a base of 1 by \log_10
+                index = ("number", Fraction(self.take())) if self.kind() == "number" else self.argument()
             elif power is None and self.met("^"):
                 power = self.exponent()
-        tree = self.call(name, index, self.arguments(name))
+        inside = self.arguments(name)
+        if name not in ("gcd", "lcm", "max", "min") and len(inside) != 1:
+            raise NotMathematics(name)
+        logarithm = ("call", "log", *inside, index or ("number", Fraction(10)))
+        tree = logarithm if name in ("log", "lg") else ("call", name, *inside)
         self.depth -= 1
         if power is None:
             return tree
         if power == ("neg", ("number", Fraction(1))) and name in _INVERTIBLE:
             return ("call", "arc" + name, *tree[2:])
         return ("pow", tree, power)
-
-    def index(self) -> Tree:
-        r"""The base of a logarithm. Nobody means a base of 1 by ``\log_10``."""
-        return ("number", Fraction(self.take())) if self.kind() == "number" else self.argument()
-
-    def call(self, name: str, base: Tree | None, arguments: list[Tree]) -> Tree:
-        if name not in ("gcd", "lcm", "max", "min") and len(arguments) != 1:
-            raise NotMathematics(name)
-        if name == "log" or name == "lg":
-            return ("call", "log", arguments[0], base or ("number", Fraction(10)))
-        return ("call", name, *arguments)
 
     def arguments(self, name: str) -> list[Tree]:
         """What a function is applied to: what stands in brackets, or the factors up to a sign or another function."""

@@ -59,11 +59,7 @@ def split_unit(text: str) -> tuple[str, str]:
     first = next((m for m in _MARK.finditer(text[-200:]) if _only_units(text[-200:][m.start() :])), None)
     if first is not None:
         place = max(0, len(text) - 200) + first.start()
-        body, words, power = text[:place], _only_units(text[place:]), None
-        while body != (
-            body := body.rstrip(" ~").removesuffix("\\,").removesuffix("\\;").removesuffix("\\:").removesuffix("\\")
-        ):
-            pass
+        body, words, power = re.sub(r"(?:[ ~]|\\[,;:]?)+$", "", text[:place]), _only_units(text[place:]), None
     else:
         text = plain(text)
         power = _POWER.search(text)

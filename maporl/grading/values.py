@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
+from operator import mul, truediv
 from typing import TYPE_CHECKING, Any
 
 from maporl.grading.expressions import Tree
@@ -481,11 +482,9 @@ def _pairs(a: Tree, b: Tree) -> tuple[Sequence[Tree], Sequence[Tree]] | None:
 
 
 def _same_value(a: Tree, b: Tree, budget: Budget) -> bool:
-    turned = [_holds(tree, "degrees") for tree in (a, b)]
+    turned = _holds(a, "degrees") != _holds(b, "degrees")
     # 60 degrees answer a label "60", and also the label "pi/3"
-    if _same_function(a, b, False, budget):
-        return True
-    return turned[0] != turned[1] and _same_function(a, b, True, budget)
+    return _same_function(a, b, False, budget) or (turned and _same_function(a, b, True, budget))
 
 
 def _same_function(a: Tree, b: Tree, in_radians: bool, budget: Budget) -> bool:
@@ -722,21 +721,17 @@ class _Worker:
     def _mul(self, factors: Sequence[Tree], divisors: Sequence[Tree]) -> Any:
         total: Any = Fraction(1)
         for factor in factors:
-            total = self._times(total, self.value(factor))
+            total = self._combined(mul, total, self.value(factor))
         for divisor in divisors:
-            total = self._over(total, self.value(divisor))
+            total = self._combined(truediv, total, self.value(divisor))
         return total
 
-    def _times(self, a: Any, b: Any) -> Any:
+    def _combined(self, operate: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         exact = isinstance(a, Fraction) and isinstance(b, Fraction)
-        return self.seen(a * b if exact else self.mpf(a) * self.mpf(b))
-
-    def _over(self, a: Any, b: Any) -> Any:
-        exact = isinstance(a, Fraction) and isinstance(b, Fraction)
-        return self.seen(a / b if exact else self.mpf(a) / self.mpf(b))
+        return self.seen(operate(a, b) if exact else operate(self.mpf(a), self.mpf(b)))
 
     def _div(self, top: Tree, bottom: Tree) -> Any:
-        return self._over(self.value(top), self.value(bottom))
+        return self._combined(truediv, self.value(top), self.value(bottom))
 
     def _neg(self, tree: Tree) -> Any:
         return -self.value(tree)
