@@ -749,7 +749,7 @@ def _as_a_form(bracket: re.Match[str]) -> str:
     first, again = bracket.string[: bracket.start()], bracket["again"] or ""
     ratio = unit_ratio(again, first) if again and reading(first) else None
     size = real_value(ratio) if ratio not in (None, 1) else None
-    exact = size and 1 in size[0].as_integer_ratio()  # an inch is not a whole number of centimeters
+    exact = size and 1 in size[0].as_integer_ratio()  # inches in centimeters are rounded
     if again and not exact and (ratio != 1 or " " in again.removesuffix(" percent")):
         return bracket[0]
     return f", i.e. {again}" if again else f", {bracket[1]}"

@@ -256,9 +256,9 @@ FAMILIES = {
         (r"\sqrt2", [r"\boxed{\sqrt2}. The answer is about 1.41."], [r"\boxed{\sqrt2}. The answer is 1.42.", r"\boxed{\sqrt2}. The answer is $2\sqrt2$."]),
         ("B", [r"\boxed{B}. The answer is (B) Paris.", r"\boxed{B}. The answer is 12."], [r"\boxed{B}. The correct option is (C)."]),
         ("Paris", [r"\boxed{\text{Paris}}. The answer is a city.", "#### Paris\nThe answer is Paris."], [r"\boxed{\text{Paris}}. The answer is Lyon.", "#### Paris\nThe answer is Lyon."]),
-        ("Yes", [r"\boxed{\text{Yes}}. The answer is yes."], [r"\boxed{\text{Yes}}. The answer is no."]),
+        ("Yes", [r"\boxed{\text{Yes}}. The answer is yes."], [r"\boxed{\text{Yes}}. The answer is: no."]),
     ],
-    "what follows a quotation belongs to the statement": [
+    "a statement goes on after a quotation": [
         ("No", ['The answer is "no".', 'The answer is "No", because 9 is odd.', '{"answer": "No", "why": "9 is yes"}', "The answer is 'no'.", 'The answer is “no”.', 'Answer: "No": 9 is odd'],
          ['So the final answer is "no" in some cases and "yes" in others.', 'Answer: "No" for x < 0 and "yes" for x > 0.', 'Answer: "no" or "yes"', "Answer: 'no' in some cases and 'yes' in others.",
           'Answer: “no” in some cases and “yes” in others.', 'Answer: "No" is wrong.', 'Answer: "no" sometimes', 'Answer: "No", it is "yes".']),
