@@ -3,6 +3,7 @@ r"""Numbers as people and models write them, read exactly. Every rule is a docte
 import re
 import unicodedata
 from fractions import Fraction
+from functools import lru_cache
 
 LONGEST_ANSWER = 1000
 """The most characters of an answer that is read."""
@@ -122,6 +123,7 @@ _OPENINGS = frozenset(opening[0] for opening, _ in _PAIRS)
 _BLANKS_AT_THE_END = (r"\,", r"\;", r"\:", r"\!", r"\quad", r"\qquad", "\\")
 
 
+@lru_cache(256)
 def trim(text: str) -> str:
     r"""``text`` without the marks around it: blanks, emphasis, signs of LaTeX mathematics, closing punctuation.
 
@@ -135,14 +137,12 @@ def trim(text: str) -> str:
             text = inside.strip()
     while text.endswith(_BLANKS_AT_THE_END):  # their comma is not punctuation
         text = text[: text.rindex("\\")].rstrip()
-    one_stop = text.endswith(".") and not text.endswith("..")
-    text = text[:-1] if one_stop else text.rstrip(",;:")
+    text = text[:-1] if text.endswith(".") and not text.endswith("..") else text.rstrip(",;:")
     return text.strip().strip("*_`").strip()
 
 
-_WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | dict.fromkeys(
-    map(ord, "\u2009\u202f\u00a0\u3000"), " "
-)
+_WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+_WIDE |= dict.fromkeys(map(ord, "\u2009\u202f\u00a0\u3000"), " ")
 _WIDE |= dict(zip(map(ord, "−、。⁄º∕∶¢∠"), ("-", ",", ".", "/", "°", "/", ":", " cents", "\\angle "), strict=True))
 _WIDE |= {code: unicodedata.normalize("NFKC", chr(code)) for code in range(0x1D400, 0x1D800)}  # letters of mathematics
 _WIDE |= dict.fromkeys([0x2611, 0x2705, 0x2713, 0x2714, 0xFE0F, *range(0x1F300, 0x1FB00)], "")  # pictures
@@ -175,6 +175,7 @@ _PAIR = re.compile(r"(?<!\\)\$([^$]*?)(?<!\\)\$")
 _NAMED = frozenset(_words("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp gcd lcm max min"))
 
 
+@lru_cache(64)  # the same words are read several times in one grading
 def plain(text: str) -> str:
     r"""``text`` without what only sets the type. Labels and answers are read through this alone.
 
