@@ -45,7 +45,7 @@ MOVED = {
     "maporl.tasks.grading": "maporl.grading",
     "maporl.tasks.verifiers": "maporl.integrations.verifiers",
 }
-"""Old name -> new name. The modules within a package move with it; a module that went elsewhere stands before it."""
+"""Old name -> new name. The modules within a package move with it, but for those that are named themselves."""
 
 
 class MovedModules:
@@ -53,10 +53,13 @@ class MovedModules:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """Return how an old name is loaded, or None for any other name."""
-        old = next((old for old in MOVED if f"{name}.".startswith(f"{old}.")), None)
-        if old is None:
+        if not name.startswith("maporl."):  # thousands of modules of others are asked for here
             return None
-        return ModuleSpec(name, self, loader_state=MOVED[old] + name.removeprefix(old), is_package=True)  # type: ignore[arg-type]
+        old, within = name, ""
+        while old and old not in MOVED:
+            old, _, last = old.rpartition(".")
+            within = f".{last}{within}"
+        return ModuleSpec(name, self, loader_state=MOVED[old] + within, is_package=True) if old else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Let Python make an empty module, which :meth:`exec_module` replaces."""

@@ -42,7 +42,7 @@ from trl_ext.learning.config import check_args
 from trl_ext.trainer.scoring import RewardFunction
 
 KINDS = {
-    "protocol": Protocol, "reward": RewardSection, "schedule": Schedule, "advantage": AdvantageConfig,
+    "team": Team, "protocol": Protocol, "reward": RewardSection, "schedule": Schedule, "advantage": AdvantageConfig,
     "branching": BranchingSection, "sources": Mapping, "engines": Mapping, "engine_options": Mapping,
 }  # fmt: skip
 """What the parts of a trainer must be."""
@@ -63,13 +63,13 @@ class RunParts:
     speakers: tuple[str, ...]
     tools: TeamTools
     sampling: TeamSampling
-    protocol: Protocol = field(default_factory=Debate)
-    reward: RewardSection = field(default_factory=RewardSection)
+    protocol: Protocol
+    reward: RewardSection
+    sources: Mapping[str, RewardSource]
     schedule: Schedule = field(default_factory=Schedule)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     branching: BranchingSection = field(default_factory=BranchingSection)
     curriculum: Sequence[tuple[int, Task]] = ()
-    sources: Mapping[str, RewardSource] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Sequence[TrainerCallback] = field(default_factory=list)
@@ -81,7 +81,10 @@ class RunParts:
         args: MultiAgentPPOConfig,
         team: Team,
         task: Task | None = None,
+        protocol: Protocol | None = None,
         *,
+        reward: RewardSection | None = None,
+        sources: Mapping[str, RewardSource] | None = None,
         train_dataset: Sequence[Mapping[str, Any]] | None = None,
         eval_task: Task | None = None,
         eval_dataset: Sequence[Mapping[str, Any]] | None = None,
@@ -93,34 +96,32 @@ class RunParts:
         sampling: TeamSampling | None = None,
         **others: Any,
     ) -> "RunParts":
-        """Return the parts of the run that a trainer with these arguments makes. ``others`` are fields; None is the
-        field's default.
+        """Return the parts of the run that a trainer with these arguments makes. ``others`` are fields with
+        defaults, for which None stands too.
 
         Raises:
             ValueError: an argument is of another kind, or two of them do not fit each other.
             ConfigError: an option of a part is wrong.
         """
         check_args(args, MultiAgentPPOConfig)
-        check_kinds({"team": (team, Team)} | {name: (others.get(name), kind) for name, kind in KINDS.items()})
+        named = others | {"team": team, "protocol": protocol, "reward": reward, "sources": sources}
+        check_kinds({name: (named.get(name), kind) for name, kind in KINDS.items()})
         task, eval_task = questions_of(task, train_dataset, eval_task, eval_dataset)
         if eval_task is None and args.eval_strategy != "no":
             raise ValueError(
                 "eval_steps: nothing to evaluate on; pass eval_dataset or eval_task, or leave eval_steps out"
             )
-        others = {name: part for name, part in others.items() if part is not None}
-        protocol = others["protocol"] = must_be_protocol(others.get("protocol") or Debate(), "protocol")
-        reward = others.get("reward") or RewardSection()
+        protocol = must_be_protocol(protocol or Debate(), "protocol")
+        reward = reward or RewardSection()
         if reward_funcs is not None:
-            reward, others["sources"] = with_functions(
-                reward, others.get("sources"), reward_funcs, reward_weights, task
-            )
-            others["reward"] = reward
+            reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, task)
         playing = tuple(speakers or team.names())
         if not isinstance(tools, TeamTools):
             tools = TeamTools.of(tools, environments, playing, protocol.acts_in)
         parts = cls(
-            args=args, team=team, task=task, eval_task=eval_task, speakers=playing, tools=tools,
-            sampling=team.sampling(sampling), **others,
+            args=args, team=team, task=task, protocol=protocol, eval_task=eval_task, reward=reward,
+            sources=dict(sources or {}), speakers=playing, tools=tools, sampling=team.sampling(sampling),
+            **{name: part for name, part in others.items() if part is not None},
         )  # fmt: skip
         refuse(fitting(parts.branching, reward, protocol, parts.advantage, args), "trainer")
         refuse(growth.faults(protocol, parts.schedule.growth, playing), "trainer")

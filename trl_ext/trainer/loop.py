@@ -57,9 +57,9 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     """
 
     _interruptions: Interruptions | None = None
+    """What hears signals while :meth:`train` runs."""
     _fails_together = False
     """Whether all processes have heard that one of them failed."""
-    """What hears signals while :meth:`train` runs."""
     args: Any  # a PPOv2Config; setup fills in its batch counts
     accelerator: Any
     train_dataset: Any
@@ -258,7 +258,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                 yield
         except (Discarded, UserError) as error:
             ended = error
-        worst = distributed.all_reduce_max(bool(ended) + isinstance(ended, UserError), self.accelerator.device)
+        worst = distributed.all_reduce_max((ended is not None) + isinstance(ended, UserError), self.accelerator.device)
         if worst:
             self._fails_together = worst > 1
             elsewhere = UserError("another process failed, and says why") if worst > 1 else Discarded()
