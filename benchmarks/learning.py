@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from maporl.studies.sharing.study import T_975 as T95
+from maporl.studies.comparing.study import T_975 as T95
 
 
 @dataclass

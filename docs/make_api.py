@@ -82,8 +82,8 @@ GROUPS: list[tuple[str, str, str]] = [
         "Branch, and compute advantages",
         "[Advantages](advantages.md) explains returns, baselines, scales, transforms and keys. [Your own "
         "advantage](howto/advantage.md) shows how to write one.",
-        "BranchingSection AblateSection AdvantageConfig AdvantageTerm estimate TurnBatch RETURNS Return BASELINES "
-        "Baseline SCALES Scale TRANSFORMS Transform",
+        "BranchingSection AblateSection AdvantageConfig AdvantageTerm Algorithm estimate TurnBatch RETURNS Return "
+        "BASELINES Baseline SCALES Scale TRANSFORMS Transform",
     ),
     (
         "Train in Python",

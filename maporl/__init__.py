@@ -23,6 +23,7 @@ _MODULES = {
     ),
     "maporl.integrations.ray.ray_backend": "RayBackend",
     "maporl.config": "Config",
+    "maporl.config.algorithm": "Algorithm",
     "maporl.config.call_options": "CallLimits CallTexts",
     "maporl.integrations.ray.section": "ClusterSection EnginePlaces FailuresSection GroupSection LearnerPlaces",
     "maporl.config.engines": "ENGINES",

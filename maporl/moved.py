@@ -41,7 +41,7 @@ MOVED = {
     "maporl.runs.doctor_groups": "maporl.integrations.ray.doctor",
     "maporl.runs.loop": "maporl.loops.run",
     "maporl.runs.loop_stage": "maporl.loops.run_stage",
-    "maporl.runs.sharing": "maporl.studies.sharing.study",
+    "maporl.runs.sharing": "maporl.studies.comparing.study",
     "maporl.tasks.grading": "maporl.grading",
     "maporl.tasks.verifiers": "maporl.integrations.verifiers",
 }

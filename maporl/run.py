@@ -1,13 +1,16 @@
 """The resolved run: a configuration with the parts that it describes, each of which is built once. Imports no torch."""
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from maporl.config import Config, validated
+from maporl.config.algorithm import OF_TEAM
 from maporl.config.schema import TinySection
 from maporl.decoding import Sampling, TeamSampling
 from maporl.environments.build import TeamTools
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, Fault
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.tasks import Task, build_task
 
@@ -130,6 +133,31 @@ class ResolvedRun:
             for stage in self.config.schedule.curriculum
         ]
 
+    def by_algorithm(self) -> "list[ResolvedRun]":
+        """Return the run as the learners of each algorithm see it: theirs in place of the team's sections, and nobody
+        else in ``learners``. Where no agent has an algorithm of its own this is the run itself."""
+        alike: dict[str, list[str]] = {}
+        for name in self.learners:
+            alike.setdefault(str(self.config.agents[name].learns_by), []).append(name)
+        if alike.keys() <= {str(OF_TEAM)}:
+            return [self]
+        runs = []
+        for names in alike.values():
+            own = copy.copy(self)
+            vars(own).update(config=self.config.of(names[0]), learners={name: self.learners[name] for name in names})
+            runs.append(own)
+        return runs
+
+    def key(self, key: str) -> str:
+        """Return where the value of an option of the team stands that the learners here have: in their algorithm or
+        there."""
+        agent, (section, _, name) = next(iter(self.learners), None), key.partition(".")
+        own = OF_TEAM if agent is None else self.config.agents[agent].learns_by
+        above = {"advantage": "advantage.", "ppo": "ppo."}.get(section, "")
+        there = getattr(own, section) if above else own.of_policy
+        is_own = name.partition(".")[0] in there if name else bool(above and there)
+        return f"agents.{agent}.algorithm.{above}{name}".rstrip(".") if is_own else key
+
     def open_tools(self) -> TeamTools:
         """Return the tools and environments for those who play, in a new world, which the caller closes.
 
@@ -137,3 +165,14 @@ class ResolvedRun:
             ConfigError: as for :meth:`maporl.environments.build.TeamTools.from_config`.
         """
         return TeamTools.from_config(self.config, self.speakers, self.protocol.acts_in)
+
+
+def each_algorithm(part: Callable[[ResolvedRun], Iterable[Fault]], run: ResolvedRun) -> Iterator[Fault]:
+    """Yield what ``part`` finds in a run as the learners of each algorithm see it, each fault once, at the key that was
+    written."""
+    told: set[Fault] = set()
+    for own in run.by_algorithm():
+        for fault in (replace(found, key=own.key(found.key)) for found in part(own)):
+            if fault not in told:
+                told.add(fault)
+                yield fault

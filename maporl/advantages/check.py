@@ -9,6 +9,7 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import check_columns, estimate
 from maporl.advantages.returns import return_of
 from maporl.advantages.transforms import build_transforms
+from maporl.config.agents import place_of
 from maporl.config.imports import is_import, named_imports
 from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig
@@ -131,17 +132,44 @@ def _added_terms(config: AdvantageConfig, per_token: bool) -> Iterator[Fault]:
         )
 
 
+def check_algorithms(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield what the algorithms of several agents exclude of each other: critics that nothing or only others read, and
+    discounts that differ in one chain of answers."""
+    algorithms = {name: run.config.of(name) for name in run.learners}
+    reading = [n for n, own in algorithms.items() if baseline_of(own.advantage).needs_critic]
+    shared = [name for name in reading if algorithms[name].training.critic == "central"]
+    chained: dict[str, str] = {}
+    for name, own in algorithms.items():
+        if name not in reading:
+            key, baseline = place_of(name, "critic", run.config), own.advantage.baseline
+            if run.config.agents[name].algorithm.critic not in (None, "none"):
+                what = f"{name!r} reads no critic's values, because its advantage has baseline {baseline}"
+                yield Fault(key, what, "leave it out, or set baseline: critic")
+            elif shared and own.training.critic == "central":
+                what = f"'central' is one critic of {', '.join(shared)} and {name}, and {name} reads no values"
+                yield Fault(key, what, f"set agents.{name}.algorithm.critic: none, or give each a critic of its own")
+        if return_of(own.advantage).per_token and return_of(own.advantage).along == "dialogue":
+            first = chained.setdefault(str(own.advantage), name)
+            for option in ("gamma", "lam", "lam_alpha", "lam_critic"):
+                mine, theirs = (getattr(algorithms[n].ppo, option) for n in (name, first))
+                if mine != theirs:
+                    yield Fault(
+                        f"ppo.{option}",
+                        f"returns {own.advantage.returns} runs through the answers of {first} and {name}, which have "
+                        f"{theirs!r} and {mine!r}",
+                        "give them one, or another advantage.returns",
+                    )
+
+
 def _critics(run: ResolvedRun) -> Iterator[Fault]:
     """Yield agents without a critic where the advantage cannot be computed without one."""
     # token_gae can: without values it is the discounted sum of the rewards to come
     config, returns = run.config.advantage, return_of(run.config.advantage)
     if not baseline_of(config).needs_critic or (returns.per_token and not returns.needs_critic):
         return
-    for name, agent in run.config.agents.items():
-        critic = run.config.critic_of(agent)
-        if critic == "none" and agent.trainable and agent.weights:
-            yield Fault(
-                "advantage",
-                f"returns {config.returns} with baseline critic needs a critic, but agent {name!r} has none",
-                "set training.critic: head, or another advantage.baseline",
-            )
+    for name in run.learners if run.config.training.critic == "none" else ():
+        yield Fault(
+            "advantage",
+            f"returns {config.returns} with baseline critic needs a critic, but agent {name!r} has none",
+            "set training.critic: head, or another advantage.baseline",
+        )

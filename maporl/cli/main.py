@@ -34,6 +34,7 @@ COMMANDS = {
     "Look and play": {
         "eval": "maporl.cli.look:evaluate",
         "crossplay": "maporl.studies.crossplay.command:crossplay",
+        "compare": "maporl.studies.comparing.command:compare",
         "sharing": "maporl.studies.sharing.command:sharing",
         "audit": "maporl.cli.look:audit",
         "report": "maporl.cli.look:report",

@@ -108,6 +108,14 @@ def _engine(name: str, agent: AgentSection) -> Iterator[Fault]:
         yield Fault(key, f"a tiny model has no folder that {agent.engine} could serve", "give 'model'")
 
 
+def place_of(name: str, option: str, config: Config) -> str:
+    """Return where the value of an option of ``training`` stands that an agent's policy has."""
+    agent = config.agents[name]
+    if getattr(agent, option, None) is not None:
+        return f"agents.{name}.{option}"
+    return f"training.{option}" if getattr(agent.algorithm, option) is None else f"agents.{name}.algorithm.{option}"
+
+
 def _policies(config: Config) -> Iterator[Fault]:
     """Yield what agents of one policy say differently of its weights, which they share."""
     first: dict[str, str] = {}
@@ -116,12 +124,19 @@ def _policies(config: Config) -> Iterator[Fault]:
         other = first.setdefault(policy, name)
         for key in (
             "model", "tiny", "lora", "adapter", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "policy_per", "trainable",  # noqa: E501
-            "learning_rate", "critic",
         ):  # fmt: skip
             mine, theirs = getattr(agent, key), getattr(config.agents[other], key)
             if mine != theirs:
                 what = f"{other!r} and {name!r} share policy {policy!r} but differ in {key}: {theirs!r} and {mine!r}"
                 yield Fault("agents", what, "give them the same, or policies of their own")
+        both = agent.learns_by.of_policy, config.agents[other].learns_by.of_policy
+        for key in sorted(both[0].keys() | both[1].keys()):
+            mine, theirs = (learns.get(key) for learns in both)
+            if mine != theirs:
+                what = f"{other!r} and {name!r} share policy {policy!r} but differ in {key}: {theirs!r} and {mine!r}"
+                yield Fault(
+                    "agents", what, "give them the same, or policies of their own; only the advantage may differ"
+                )
 
 
 def _looks_like_path(value: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
+from maporl.config.algorithm import Algorithm
 from maporl.config.imports import is_import
 from maporl.config.schema import Config
 from maporl.credentials import without_secrets
@@ -204,13 +205,17 @@ def _places() -> dict[str, list[str]]:
         prefix, kind = left.pop(0)
         for f in dataclasses.fields(kind):
             by_key.setdefault(f.name, []).append(f"{prefix}{f.name}")
-            if (inner := _dataclasses_in(f.type)) and getattr(f.type, "__origin__", None) is not list:
+            # an algorithm has keys of other sections
+            alone = getattr(f.type, "__origin__", None) is not list and f.type is not Algorithm
+            if alone and (inner := _dataclasses_in(f.type)):
                 left.append((f"{prefix}{f.name}.{'NAME.' if f.name == 'agents' else ''}", inner[0]))
     return {name: sorted(places, key=lambda place: place.count(".")) for name, places in by_key.items()}
 
 
 def _dataclasses_in(hint: Any) -> list[type]:
     """Return the sections that a value of the type ``hint`` may be, or may hold."""
+    if (kind := getattr(hint, "__options_of__", None)) is not None:  # a mapping with some options of a section
+        return [kind]
     if dataclasses.is_dataclass(hint):
         return [hint]  # type: ignore[list-item]
     return [inner for part in getattr(hint, "__args__", ()) for inner in _dataclasses_in(part)]

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from maporl.config.algorithm import AdvantageConfig
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, lacking
 from trl_ext.errors import is_users
@@ -197,20 +198,32 @@ def named_imports(config: Config) -> dict[str, str]:
         named += [(f"protocol.options.{key}", options.get(key)) for key in ("show", "parse")]
     named += [("reward.sources", name) for name in config.reward.sources]
     named += [("reward.charges", name) for name in config.reward.charges]
-    for key, entries in (("reward.rules", config.reward.rules), ("advantage.post", config.advantage.post)):
-        named += [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
+    named += _in_entries("reward.rules", config.reward.rules)
     for number, stage in enumerate(config.stages):
         build = getattr(stage, "build", {})
         named += [(f"loop.stages.{number}.build", name) for name in ([build] if isinstance(build, str) else build)]
-    slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
-    named += [(f"advantage.{key}", name) for key, name in slots.items()]
-    for number, term in enumerate(config.advantage.plus):
-        term_slots = {key: getattr(term, key) for key in ("returns", "baseline", "scale")}
-        named += [(f"advantage.plus.{number}.{key}", name) for key, name in term_slots.items()]
-    named += [("ppo.objective", config.ppo.objective)]
+    named += _in_algorithm("", config.advantage, config.ppo.objective)
+    for agent, section in config.agents.items():
+        if section.algorithm.advantage or section.algorithm.ppo:
+            own = config.of(agent)
+            named += _in_algorithm(f"agents.{agent}.algorithm.", own.advantage, own.ppo.objective)
     named += [(f"tools.{name}.use", tool.use) for name, tool in config.tools.items()]
     named += [(f"environments.{name}.use", section.use) for name, section in config.environments.items()]
     return {f"{key}: {name}": name for key, name in named if is_import(name)}
+
+
+def _in_entries(key: str, entries: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return the names in entries of a list, each of which is a name or ``{name: options}``."""
+    return [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
+
+
+def _in_algorithm(place: str, advantage: AdvantageConfig, objective: str) -> list[tuple[str, Any]]:
+    """Return the names of the slots, the transforms and the objective of an algorithm, whose keys begin with
+    ``place``."""
+    terms = {"advantage": advantage, **{f"advantage.plus.{n}": term for n, term in enumerate(advantage.plus)}}
+    slots = ("returns", "baseline", "scale")
+    named = [(f"{place}{at}.{slot}", getattr(term, slot)) for at, term in terms.items() for slot in slots]
+    return [*named, *_in_entries(f"{place}advantage.post", advantage.post), (f"{place}ppo.objective", objective)]
 
 
 def with_imports(config: Config, where: str) -> Config:

@@ -21,6 +21,7 @@ import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from maporl.config.algorithm import NOT_LEARNED, OF_LEARNER
 from maporl.config.faults import explain, nearest_key
 from maporl.config.files import configuration_files, recipe_files
 from maporl.config.imports import kind_of, look_up, unknown
@@ -29,6 +30,7 @@ from maporl.config.schema import Config, RewardSection
 from maporl.errors import ConfigError, one_line
 from maporl.storage.run_folder import where_it_lies
 from maporl.text import visible
+from trl_ext.process.messages import tell
 
 PATHS = (
     "model", "tokenizer", "adapter", "chat_template", "source", "eval_source", "encoder", "folder", "corpus",
@@ -80,6 +82,7 @@ def override(values: dict[str, Any], overrides: Sequence[str], folders: Iterable
         else (_absolute(user_folders, Path.cwd()), file_folders)
     )
     wrong = [part for part in parts if not isinstance(part, list)]  # the schema refuses it
+    values = _with_algorithms(values)
     return values | {"pythonpath": wrong[0] if wrong else [*parts[0], *parts[1]]}
 
 
@@ -92,6 +95,10 @@ def json_schema() -> dict[str, Any]:
     schema.pop("required", None)
     agent = dict(schema["$defs"]["AgentSection"])
     agent.pop("required", None)
+    schema["$defs"]["Algorithm"]["properties"]["extends"] = {
+        "type": "string",
+        "description": "The name of a recipe, of which the policy takes the algorithm.",
+    }
     schema["properties"] |= {
         "extends": {
             "type": "string",
@@ -338,6 +345,48 @@ def _extended(path: Path, parent: str) -> Path:
     beside = path.parent / parent
     coming = {} if beside.suffix else recipe_files() | configuration_files()
     return coming[parent] if parent in coming and not beside.exists() else beside
+
+
+def _with_algorithms(values: dict[str, Any]) -> dict[str, Any]:
+    """Return ``values`` in which every algorithm that ``extends`` a recipe has what one policy can have of this.
+
+    What else the recipe says, of sampling and of the whole run, is left out, and listed.
+
+    Raises:
+        ConfigError: no recipe has this name.
+    """
+    sections: dict[str, Any] = {"agent_defaults": values.get("agent_defaults")}
+    if isinstance(values.get("agents"), dict):
+        sections |= {f"agents.{name}": section for name, section in values["agents"].items()}
+    for place, section in sections.items():
+        algorithm = section.get("algorithm") if isinstance(section, dict) else None
+        if not isinstance(algorithm, dict) or "extends" not in algorithm:
+            continue
+        name, own = algorithm["extends"], {key: value for key, value in algorithm.items() if key != "extends"}
+        recipes = recipe_files() | configuration_files()
+        if not isinstance(name, str) or name not in recipes:
+            raise ConfigError(f"{place}.algorithm.extends: as a recipe {unknown(str(name), recipes)}")
+        taken, left = _of_one_policy(read_yaml(recipes[name]))
+        tell(f"{place}.algorithm: what recipe {name} says of the whole run is not taken: {', '.join(left)}")
+        changed = section | {"algorithm": _merge(taken, own)}
+        key, _, agent = place.partition(".")
+        values = values | {key: values[key] | {agent: changed} if agent else changed}
+    return values
+
+
+def _of_one_policy(recipe: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return what an algorithm can have of the values of a recipe, and the keys of the rest."""
+    taken: dict[str, Any] = {key: {} for key in ("advantage", "ppo")}
+    left = []
+    for key, value in recipe.items():
+        for name, inner in value.items() if isinstance(value, dict) and key not in ("recipe", "task") else ():
+            if key == "advantage" or (key == "ppo" and name not in NOT_LEARNED):
+                taken[key][name] = inner
+            elif (key == "training" and name in OF_LEARNER) or (key, name) == ("schedule", "critic_warmup"):
+                taken[name] = inner
+            elif key in ("ppo", "training", "schedule", "branching"):
+                left.append(f"{key}.{name}")
+    return taken, [*left, *(key for key in recipe if key in ("task", "protocol", "reward", "agents"))]
 
 
 def _absolute(folders: Any, root: Path) -> Any:

@@ -3,19 +3,24 @@
 PPO's own options are in :mod:`trl_ext.ppo.options`. ``configs/ppo/base.yaml`` shows every key with a comment above it.
 """
 
+import copy
 import dataclasses
 import difflib
 import pkgutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from maporl.config.algorithm import OF_TEAM
+from maporl.config.algorithm import AdvantageConfig as AdvantageConfig
+from maporl.config.algorithm import AdvantageTerm as AdvantageTerm
+from maporl.config.algorithm import Algorithm as Algorithm
 from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.engines import ENGINES
 from maporl.decoding import Sampling
-from maporl.errors import lacking
+from maporl.errors import ConfigError, lacking
 from maporl.schedules import Schedule
 from maporl.sections import (
     AboveZero,
@@ -30,7 +35,7 @@ from maporl.sections import (
     section,
 )
 from maporl.text import check_pattern, check_texts, text_option
-from trl_ext.ppo.options import Decoding, LearnerOptions, PPOOptions, option, options
+from trl_ext.ppo.options import CriticKind, Decoding, LearnerOptions, PPOOptions, option, options
 
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
 """The environment variable with the bearer token of the reward server and of its client."""
@@ -230,9 +235,15 @@ class AgentSection:
         None,
         "Learning rate of this agent's policy. Default: training.learning_rate.",
     )
-    critic: Literal["head", "adapter", "model", "central", "none"] | None = option(
+    critic: CriticKind | None = option(
         None,
         "Critic of this agent's policy. Default: training.critic.",
+    )
+    algorithm: Algorithm = option(
+        help="How this agent's policy learns, where this differs from advantage, ppo, training and schedule: "
+        "{advantage: {baseline: mean}, ppo: {kl_coef: 0.0}, critic: none} (docs/concepts.md). In a file, extends: "
+        "NAME takes it from a recipe.",
+        factory=Algorithm,
     )
     engine: EngineName = option(
         "transformers",
@@ -269,6 +280,18 @@ class AgentSection:
         "How its answers are sampled, where this differs from `ppo`. Each value may be a list by turn, the last "
         "for all later turns. Evaluations take max_tokens and stop of it.",
     )
+
+    def __post_init__(self):
+        _ = self.learns_by
+
+    @cached_property
+    def learns_by(self) -> Algorithm:
+        """The algorithm of the agent's policy, with the keys that are the agent's own.
+
+        Raises:
+            ValueError: the agent and its algorithm have different values for one of them.
+        """
+        return self.algorithm.with_defaults(critic=self.critic, learning_rate=self.learning_rate)
 
     @property
     def weights(self) -> bool:
@@ -566,93 +589,6 @@ class BranchingSection:
         return self.group if isinstance(self.group, int) else max(self.group)
 
 
-@section()
-class AdvantageTerm:
-    """An advantage that is added to that of the section ``advantage``. What is None is that of the section.
-
-    Its return may need no critic, and its baseline may remember nothing.
-    """
-
-    weight: Finite = option(1.0, "Weight of this advantage.")
-    returns: str | None = option(
-        None,
-        "As in the section itself. It may need no critic. None, here and below: that of the section.",
-    )
-    baseline: str | None = option(None, "As in the section itself. It may remember nothing.")
-    scale: str | None = option(None, "As in the section itself.")
-    key: tuple[str, ...] | None = option(None, "As in the section itself.")
-    gamma: Share | None = option(None, "As in the section itself.")
-    unit: Literal["row", "rollout", "turn"] | None = option(None, "As in the section itself.")
-    singleton: Literal["error", "zero", "raw"] | None = option(None, "As in the section itself.")
-
-    def within(self, section: "AdvantageConfig") -> "AdvantageConfig":
-        """Return the configuration of this advantage alone."""
-        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "weight"}
-        changes = {name: value for name, value in named.items() if value is not None}
-        return dataclasses.replace(section, post=(), plus=(), **changes)
-
-
-@section()
-class AdvantageConfig:
-    """How credits become advantages: a return, a baseline, a scale and transforms, over rows grouped by ``key``.
-
-    The slots are in ``maporl.advantages``: RETURNS, BASELINES, SCALES and TRANSFORMS.
-    """
-
-    returns: str = option(
-        "token_gae",
-        "The return of a row. There is one number per token with token_gae (PPO), token_chain_gae (through the "
-        "answers of a dialogue), token_agent_gae (through those of an agent in it) and bi_level_gae (over an agent's "
-        "turns with gamma and lam of this section, and within each of them with those of ppo), and one per utterance "
-        "with all others.",
-    )
-    baseline: str = option(
-        "critic",
-        "What is subtracted from the return: critic or none with a return per token, critic with turn_gae and "
-        "chain_gae, and any with the others.",
-    )
-    scale: str = option("std", "What the difference is divided by.")
-    key: tuple[str, ...] = option(
-        ("agent", "turn"),
-        "The columns that make a group: prompt, rollout, agent, role, turn, order, parent, action; also caller, "
-        "game, seed and state if they are recorded. [prompt] is GRPO, [prompt, agent] is Dr. MAS, [prompt, agent, "
-        "turn] is AT-GRPO.",
-    )
-    post: tuple[str | dict[str, dict[str, Any]], ...] = option(
-        (),
-        "Transforms, applied in order. Each is a name or {name: options}.",
-    )
-    gamma: Share = option(1.0, "Discount per utterance (ppo.gamma is the discount per token).")
-    lam: Share = option(0.95, "Lambda of GAE per utterance (ppo.lam is the lambda per token).")
-    ddof: Literal[0, 1] = option(1, "1: the unbiased standard deviation. 0: that of the population.")
-    eps: NotNegative = option(1e-6, "Number that is added to the standard deviation.")
-    ema: Share = option(0.95, "Share of its running mean that the baseline ema keeps in each update.")
-    unit: Literal["row", "rollout", "turn"] = option(
-        "row",
-        "What counts once in a statistic: a row, or a rollout or a turn (by the mean of its rows). A turn in "
-        "which an agent called tools has several rows.",
-    )
-    singleton: Literal["error", "zero", "raw"] = option(
-        "error",
-        "What happens to a group of one row: error stops the run, zero sets its advantage to 0, raw keeps its "
-        "return as GiGPO's outcomes and RLAnything's last steps do.",
-    )
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = option(
-        "sum_then_normalize",
-        "sum_then_normalize compares the weighted sum of the reward sources. normalize_then_sum compares each "
-        "alone and adds the weighted results (GDPO, arXiv 2601.05242). The names are TRL's.",
-    )
-    plus: tuple[AdvantageTerm, ...] = option(
-        (),
-        "Further advantages that are added before the transforms, as {weight: 1.0, returns: reward_to_go, key: "
-        "[prompt, state]} (GiGPO, arXiv 2505.10978).",
-    )
-    alpha: Share = option(
-        1.0,
-        "For the baseline assisted: the weight of what the critic expects of the other rows, beside their returns.",
-    )
-
-
 @options()
 class TrainingOptions(LearnerOptions):
     """The options of training: the YAML section ``training:``, and a base of :class:`maporl.MultiAgentPPOConfig`.
@@ -926,9 +862,25 @@ class Config(RunOptions):
         those of the launcher."""
         return self.cluster is not None and self.cluster.backend != "local"
 
-    def critic_of(self, agent: AgentSection) -> str:
-        """Return the kind of critic of an agent that is trained."""
-        return agent.critic or self.training.critic
+    def of(self, agent: str) -> "Config":
+        """Return the configuration as an agent's policy learns by it: its algorithm over the sections of the team.
+
+        Raises:
+            ConfigError: its options exclude each other, or exclude some of the team's.
+        """
+        own = copy.copy(self)
+        try:
+            algorithm = self.agents[agent].learns_by
+            if algorithm == OF_TEAM:
+                return self
+            own.advantage = algorithm.advantages(self.advantage)
+            own.ppo = dataclasses.replace(self.ppo, **algorithm.ppo)
+            own.training = dataclasses.replace(self.training, **algorithm.of_learner)
+        except ValueError as error:
+            raise ConfigError(f"agents.{agent}.algorithm: {error}") from None
+        if algorithm.critic_warmup is not None:
+            own.schedule = dataclasses.replace(self.schedule, critic_warmup=algorithm.critic_warmup)
+        return own
 
     def questions_per_update(self) -> int:
         """Return the number of questions that a process plays in an update."""

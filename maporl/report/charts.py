@@ -3,7 +3,7 @@ intervals."""
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,17 +46,23 @@ class Chart:
     id: str = ""
 
 
-def charts(run: Run) -> list[dict[str, Any]]:
-    """The charts of one run, for the panels that it has numbers for."""
+def charts(run: Run, learners: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """The charts of one run, for the panels that it has numbers for.
+
+    ``learners`` says by what each policy learned, as the run's audit has it. Where policies learned in different ways,
+    their lines say which, and what depends on the loss has a chart for each.
+    """
     run = _with_rewards(run)
+    kinds = {name: f"{facts.get('objective')}, {facts.get('returns')}" for name, facts in (learners or {}).items()}
+    kinds = kinds if len({*kinds.values()}) > 1 else {}
     played = any("game" in u.tags for one in run.dialogues[:1] for u in one.dialogue.utterances)
     game = played or run.section("protocol").get("name") == "game"
     names = _names(run)
     drawn = []
-    for panel in ROWS:
+    apart = [(panel, *part) for panel in ROWS for part in _apart(panel, lines_of(panel, names), kinds)]
+    for panel, of_kind, lines in apart:
         if panel.debate and (game or _voters(run) < panel.voters):
             continue
-        lines = lines_of(panel, names)
         steps = sorted({r["step"] for r in run.metrics if any(line.name in r for line in lines)})
         series = [_series(run, line, steps) for line in lines]
         if panel.from_dialogues:
@@ -68,12 +74,41 @@ def charts(run: Run) -> list[dict[str, Any]]:
             continue
         if any(value is not None for one in series for value in one.values):
             title, about = panel.in_game if game and panel.in_game else (panel.title, panel.about)
+            title += f" ({of_kind})" if of_kind else ""
             if any(one.held_out for one in series):
                 about += " Each line says whether it is of training or of held-out questions."
-            limit = finite(run.section(panel.limit[0]).get(panel.limit[1])) if panel.limit else None
+            shown = {_policy(line) for line in lines}
+            limit = _limit(run, panel, (facts for name, facts in (learners or {}).items() if name in shown))
             bound = (limit, panel.limit[1]) if panel.limit and limit else None
             drawn.append(Chart(title, about, steps, _merged(series), _is_share(panel), panel.whole, panel.part, bound))
     return [_numbered(chart) for chart in drawn]
+
+
+def _apart(panel: Panel, lines: list[Line], kinds: Mapping[str, str]) -> list[tuple[str, list[Line]]]:
+    """The lines of a panel with the ``kinds`` of their policies' algorithms, or those of each kind apart, with its
+    name."""
+    of: dict[str, list[Line]] = {}
+    for line in lines:
+        of.setdefault(kinds.get(_policy(line), ""), []).append(line)
+    if panel.of_loss:
+        return [*of.items()]
+    kind_of = {line.name: kind for kind, some in of.items() for line in some}
+    named = [replace(one, label=f"{one.label}, {kind}") if (kind := kind_of[one.name]) else one for one in lines]
+    return [("", named)]
+
+
+def _policy(line: Line) -> str:
+    return line.name.removeprefix("eval_").partition("/")[0]
+
+
+def _limit(run: Run, panel: Panel, learners: Iterable[Mapping[str, Any]]) -> float | None:
+    """The limit of a panel, if all policies that it shows have the same: that of the team, or of their algorithms."""
+    if panel.limit is None:
+        return None
+    section, key = panel.limit
+    team = run.section(section).get(key)
+    limits = {finite(facts.get("own", {}).get(key, team)) for facts in learners} or {finite(team)}
+    return limits.pop() if len(limits) == 1 else None
 
 
 def _with_rewards(run: Run) -> Run:

@@ -41,8 +41,8 @@ class Panel:
     bounds what is drawn. ``debate``: the chart says nothing of a game; ``voters`` is how many agents it needs at least.
     ``in_game`` is its title and sentence in a game. ``from_dialogues``: evaluations before and after training are the
     ends of its held-out lines, and lines of training have intervals over questions. ``absent_if_zero``: zeros
-    throughout mean that the run does not have it. ``terminal``: the
-    view in a terminal shows it.
+    throughout mean that the run does not have it. ``of_loss``: numbers of different losses are not compared.
+    ``terminal``: the view in a terminal shows it.
     """
 
     title: str
@@ -55,6 +55,7 @@ class Panel:
     in_game: tuple[str, str] | None = None
     from_dialogues: bool = False
     absent_if_zero: bool = False
+    of_loss: bool = False
     terminal: bool = False
     comparisons: tuple[Comparison, ...] = ()
 
@@ -229,15 +230,15 @@ METRICS = (
     Metric("POLICY/policy/approxkl_avg", "Half the mean squared change of the tokens' log-probabilities, averaged over the update's steps.", "nats per token",
            Panel("KL of the update", "How far an update moves a policy: approximate KL, in nats per token.", "health", limit=("ppo", "target_kl"), comparisons=MEAN)),
     Metric("POLICY/policy/clipfrac_avg", "Tokens whose probability ratio was clipped.", "share",
-           Panel("Clipped tokens", "Share of tokens whose probability ratio was clipped.", "health", comparisons=MEAN)),
+           Panel("Clipped tokens", "Share of tokens whose probability ratio was clipped.", "health", of_loss=True, comparisons=MEAN)),
     Metric("POLICY/measure/NAME", "A measure that an objective of your own returns: its mean over the tokens, averaged over the update's steps.", "its own",
-           Panel("Measures of the objective", "What an objective of your own measures, as a mean over the tokens of an update.", "health"), line="POLICY, NAME"),
+           Panel("Measures of the objective", "What an objective of your own measures, as a mean over the tokens of an update.", "health", of_loss=True), line="POLICY, NAME"),
     Metric("POLICY/policy/stopped_early", "1 where `target_kl` ended the update's passes early, else 0.", "0 or 1"),
     Metric("POLICY/loss/policy_avg", "Policy loss, averaged over the update's steps.", "loss"),
     Metric("POLICY/loss/value_avg", "Value loss, averaged over the update's steps.", "loss"),
     Metric("POLICY/loss/kl_avg", "KL loss, averaged over the update's steps. It is logged only with `kl_in: loss`.", "loss"),
     Metric("POLICY/grad_norm", "Norm of the gradient of the policy and its critic before clipping, averaged over the update's steps. `central_critic` stands for the critic that policies share.", "norm",
-           Panel("Gradient norm", "Norm of the gradient before it is cut to its limit.", "health", limit=("training", "max_grad_norm"), comparisons=MEAN)),
+           Panel("Gradient norm", "Norm of the gradient before it is cut to its limit.", "health", of_loss=True, limit=("training", "max_grad_norm"), comparisons=MEAN)),
     Metric("POLICY/role/ROLE/grad_norm", "Norm of the gradient of the policy's loss on what it said in a role, in the first minibatch of an update (`training.role_gradients`). An agent without a role has its name.", "norm"),
     Metric("POLICY/role/ROLE/grad_share", "That norm divided by the sum over the policy's roles.", "share",
            Panel("Roles that move a policy", "Share of each role in the gradients of a policy that speaks in several.", "health", whole=True, comparisons=MEAN)),

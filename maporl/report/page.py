@@ -60,7 +60,7 @@ def about(runs: Sequence[Run]) -> dict[str, Any]:
     compared_runs = f"{names[0]} and {names[1]} compared" if len(runs) == 2 else f"{len(runs)} runs compared"
     return {
         "title": title_of(one) if one else compared_runs,
-        "charts": charts(one) if one else compared(list(runs)),
+        "charts": charts(one, audit_of(one).built.get("learner")) if one else compared(list(runs)),
         "flags": FLAGS,
         "rewards": {name: told for name, told in REWARDS.items() if any(name in names for names in _rewards(runs))},
         "runs": [_about(run, name) for run, name in zip(runs, names, strict=True)],

@@ -12,6 +12,9 @@ from maporl.rewards.rules import Rule, build_rules
 from maporl.run import ResolvedRun
 from trl_ext.ppo.options import PPOOptions
 
+UP_TO_ONE = frozenset({"label", "format", "near", "f1", "majority", "brevity", "verifier"})
+"""The rewards that are from 0 to 1."""
+
 
 def check(run: ResolvedRun) -> Iterator[Fault]:
     """Yield sources that do not exist or lack what they need, and rules that read what nothing gives.
@@ -135,3 +138,20 @@ def _scoring_agents(run: ResolvedRun, used: set[str]) -> Iterator[Fault]:
                 f"{section.agent!r} must be one of {list(run.agents)} that does not play",
                 "add it under agents: and list the others in protocol.agents",
             )
+
+
+def score_range(reward: RewardSection, missing_eos_penalty: float | None, turns: int = 1) -> list[float] | None:
+    """Return the smallest and the largest sum of the credits of ``turns`` answers, or None if rewards have no bounds.
+
+    It is known where every reward is from 0 to 1 and nothing but fines is added to the scores.
+    """
+    sources = {name: weight for name, weight in reward.sources.items() if weight}
+    if reward.rules or reward.bonus or reward.charges or reward.distill or not sources.keys() <= UP_TO_ONE:
+        return None
+    fines, penalties = missing_eos_penalty or 0.0, reward.penalties
+    if penalties is not None:
+        if penalties.call or penalties.call_unread or penalties.call_failed:  # there may be any number of calls
+            return None
+        fines += penalties.too_short + penalties.no_final_answer + penalties.repetition + penalties.no_eos
+    low, high = -fines + sum(w for w in sources.values() if w < 0), sum(w for w in sources.values() if w > 0)
+    return [turns * low, turns * high] if low < high else None

@@ -11,7 +11,7 @@ from maporl.rewards.rules import build_rules
 from maporl.rollout.ablation import can_decline
 from maporl.rollout.branching import BRANCHINGS
 from maporl.rounding import exceeds
-from maporl.run import ResolvedRun
+from maporl.run import ResolvedRun, each_algorithm
 
 
 def check(run: ResolvedRun) -> Iterator[Fault]:
@@ -30,16 +30,32 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     if branching.resample and branching.most < 2:
         what = "one dialogue per question has no reward variance"
         yield Fault("branching.resample", what, "set group above 1")
-    if run.config.ppo.ratio == "trajectory" and branching.how != "independent":
-        yield Fault(
-            "ppo.ratio",
-            f"a trajectory is what an agent says in one dialogue, but branching.how: {branching.how} makes dialogues "
-            "that share utterances",
-            "set branching.how: independent, or ppo.ratio: sequence",
-        )
+    yield from each_algorithm(_losses, run)
     if branching.posterior == "beta":
         yield from _unit_scores(run)
     yield from _tools(run)
+
+
+def _losses(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield losses that look at trajectories or completions for themselves, where dialogues share or cut these."""
+    config = run.config
+    how, ppo = config.branching.how, config.ppo
+    if ppo.ratio == "trajectory" and how != "independent":
+        yield Fault(
+            "ppo.ratio",
+            f"a trajectory is what an agent says in one dialogue, but branching.how: {how} makes dialogues that share "
+            "utterances",
+            "set branching.how: independent, or ppo.ratio: sequence",
+        )
+    calls = config.environments or any(agent.tools for agent in config.agents.values())
+    for key, value in (("aggregation", ppo.aggregation), ("ratio", ppo.ratio)) if calls else ():
+        if value == "sequence_sum" or (key == "ratio" and value.startswith("sequence")):
+            instead = "token_mean or sequence_mean" if key == "aggregation" else "token or trajectory"
+            yield Fault(
+                f"ppo.{key}",
+                f"{value} looks at each completion for itself, and a turn with calls of tools has several",
+                f"set ppo.{key}: {instead}",
+            )
 
 
 def _ablation(run: ResolvedRun, ablate: AblateSection) -> Iterator[Fault]:
@@ -111,14 +127,6 @@ def _tools(run: ResolvedRun) -> Iterator[Fault]:
             "calls of tools",
             "use how: independent, or let the protocol call the tools",
         )
-    for key, value in (("aggregation", config.ppo.aggregation), ("ratio", config.ppo.ratio)):
-        if value == "sequence_sum" or (key == "ratio" and value.startswith("sequence")):
-            instead = "token_mean or sequence_mean" if key == "aggregation" else "token or trajectory"
-            yield Fault(
-                f"ppo.{key}",
-                f"{value} looks at each completion for itself, and a turn with calls of tools has several",
-                f"set ppo.{key}: {instead}",
-            )
     if config.branching.joint == "cross":
         yield Fault(
             "branching.joint",

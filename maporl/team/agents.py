@@ -7,6 +7,7 @@ from functools import cached_property
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from maporl.config.algorithm import OF_TEAM, Algorithm
 from maporl.decoding import Sampling
 from trl_ext.chat.encoding import Tokenizer, check_length
 from trl_ext.chat.stop_strings import StopStrings
@@ -43,6 +44,8 @@ class Agent:
             on. The last entry speaks in all later turns too. The entries' names are those of the policies. They need
             one tokenizer, because they continue one conversation.
         sampling: how its answers are sampled, where this differs from the run.
+        algorithm: how the policy learns, where this differs from the run. Agents that share the policy have the same,
+            but for its ``advantage``, which belongs to what an agent says.
     """
 
     name: str
@@ -58,6 +61,19 @@ class Agent:
     engine: str = "transformers"
     by_turn: tuple["Agent", ...] = ()
     sampling: Sampling | None = None
+    algorithm: Algorithm = OF_TEAM
+
+    @cached_property
+    def learns_by(self) -> Algorithm:
+        """The algorithm of the policy, with the agent's own ``critic`` and ``learning_rate``.
+
+        Raises:
+            ValueError: the agent and its algorithm have different values for one of them.
+        """
+        try:
+            return self.algorithm.with_defaults(critic=self.critic, learning_rate=self.learning_rate)
+        except ValueError as error:
+            raise ValueError(f"agent {self.name!r}: {error}") from None
 
 
 @dataclass
@@ -108,7 +124,7 @@ class Voice:
 class Policy(Weights):
     """A policy of a team: its weights, its :class:`Voice`, and the ``agents`` for which it speaks.
 
-    ``trainable``, ``learning_rate`` and ``critic`` are those of :class:`Agent`.
+    ``trainable`` and ``algorithm`` are those of :class:`Agent`.
     """
 
     def __init__(
@@ -117,12 +133,11 @@ class Policy(Weights):
         model: PreTrainedModel | PeftModel,
         adapter: str | None,
         trainable: bool,
-        learning_rate: float | None = None,
-        critic: str | None = None,
+        algorithm: Algorithm = OF_TEAM,
         agents: Sequence[str] = (),
     ):
         super().__init__(voice.name, model, voice.tokenizer, adapter)
-        self.voice, self.trainable, self.learning_rate, self.critic = voice, trainable, learning_rate, critic
+        self.voice, self.trainable, self.algorithm = voice, trainable, algorithm
         self.agents = list(agents)
 
     def find_stop_ids(self, options: PPOOptions) -> None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from maporl.config.agents import section_faults
+from maporl.config.agents import place_of, section_faults
+from maporl.config.algorithm import OF_CENTRAL
 from maporl.config.engines import ENGINES
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config
@@ -23,15 +24,13 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
 
 def _critic(name: str, agent: AgentSection, config: Config) -> Iterator[Fault]:
     """Yield what an agent that is trained lacks for its kind of critic."""
-    key = f"agents.{name}.critic" if agent.critic is not None else "training.critic"
-    kind = config.critic_of(agent)
+    key, kind, freezes = place_of(name, "critic", config), *_critic_of(name, config)
     if kind == "central":
         yield from _central_critic(name, agent, key, config)
-    if kind in ("head", "none") and config.training.critic_freeze != "none":
-        what = (
-            f"{config.training.critic_freeze} is for critics with a trunk of their own, and agents.{name} has {kind!r}"
-        )
-        yield Fault("training.critic_freeze", what, "use critic: model, adapter or central, or remove it")
+    if kind in ("head", "none") and freezes != "none":
+        what = f"{freezes} is for critics with a trunk of their own, and agents.{name} has {kind!r}"
+        key_of_freeze = place_of(name, "critic_freeze", config)
+        yield Fault(key_of_freeze, what, "use critic: model, adapter or central, or remove it")
     if kind != "adapter":
         return
     if agent.lora is None and agent.adapter is None:
@@ -46,6 +45,12 @@ def _critic(name: str, agent: AgentSection, config: Config) -> Iterator[Fault]:
         )
 
 
+def _critic_of(name: str, config: Config) -> tuple[str, str]:
+    """Return the kind of critic that an agent's policy has, and what of it does not learn."""
+    training = config.of(name).training
+    return training.critic, training.critic_freeze
+
+
 def _central_critic(name: str, agent: AgentSection, key: str, config: Config) -> Iterator[Fault]:
     """Yield why the shared critic cannot be a copy of each agent's model, or one device cannot hold everything."""
     if agent.load_in_4bit or agent.load_in_8bit:
@@ -54,8 +59,17 @@ def _central_critic(name: str, agent: AgentSection, key: str, config: Config) ->
     if config.training.placement == "split":
         yield Fault(key, "'central' excludes training.placement: split", "set training.placement: shared")
     for other, section in config.agents.items():
-        if not (section.weights and section.trainable and config.critic_of(section) == "central"):
+        if not (section.weights and section.trainable and _critic_of(other, config)[0] == "central"):
             continue
+        for what in OF_CENTRAL:
+            both = config.of(name), config.of(other)
+            mine, theirs = ((vars(own.training) | vars(own.ppo))[what] for own in both)
+            if mine != theirs:
+                yield Fault(
+                    key,
+                    f"'central' is one critic, but {name!r} and {other!r} differ in {what}: {mine!r} and {theirs!r}",
+                    "give them the same, or use critic: head",
+                )
         for what in ("model", "tiny", "tokenizer"):
             if getattr(agent, what) != getattr(section, what):
                 yield Fault(
@@ -69,11 +83,10 @@ def _central_critic(name: str, agent: AgentSection, key: str, config: Config) ->
 def _untrained_weights(config: Config) -> Iterator[Fault]:
     """Yield the option that asks the weights before training where no adapter and no reference keeps them."""
     asked = None if config.stages else asks_untrained(config.restate, config.reward.asked)  # a loop loads them
-    if not asked or config.ppo.kl_coef != 0:
-        return
-    key, _, value = asked.partition(": ")
-    for name, agent in config.agents.items():
-        if agent.weights and agent.trainable and agent.lora is None and agent.adapter is None:
+    key, _, value = (asked or "").partition(": ")
+    for name, agent in config.agents.items() if asked else ():
+        kept = agent.lora is not None or agent.adapter is not None or config.of(name).ppo.kl_coef != 0
+        if agent.weights and agent.trainable and not kept:
             yield Fault(
                 key,
                 f"{value} asks the weights before training, but agents.{name} trains all its weights and keeps no "

@@ -65,18 +65,25 @@ def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:
                 "without weights)",
                 "list the trainable agents in schedule.round_robin.agents",
             )
-    if schedule.critic_warmup and (config.advantage.baseline != "critic" or config.training.critic == "none"):
-        yield Fault(
-            "schedule.critic_warmup",
-            "a critic is missing",
-            "set training.critic: head and advantage.baseline: critic, or critic_warmup: 0",
-        )
-    if 0 < config.updates <= schedule.critic_warmup:
-        yield Fault(
-            "schedule.critic_warmup",
-            f"only the critics would learn in all {config.updates} updates",
-            "choose a smaller number, or more updates",
-        )
+    algorithms = {name: config.of(name) for name in run.learners}
+    lacking = {n for n, c in algorithms.items() if c.advantage.baseline != "critic" or c.training.critic == "none"}
+    own = [name for name in algorithms if config.agents[name].algorithm.critic_warmup is not None]
+    asked = {"schedule": (config, algorithms.keys() - {*own})}
+    asked |= {f"agents.{name}.algorithm": (algorithms[name], {name}) for name in own}
+    for place, (one, whose) in asked.items():
+        key, warmup = f"{place}.critic_warmup", one.schedule.critic_warmup
+        if warmup and lacking >= whose:
+            yield Fault(
+                key,
+                "a critic is missing",
+                "set training.critic: head and advantage.baseline: critic, or critic_warmup: 0",
+            )
+        if 0 < config.updates <= warmup:
+            yield Fault(
+                key,
+                f"only the critics would learn in all {config.updates} updates",
+                "choose a smaller number, or more updates",
+            )
 
 
 def exchanged(run: ResolvedRun, names: Sequence[str], key: str = "--swap") -> Iterator[Fault]:

@@ -120,8 +120,8 @@ def load_agents(
     loaded: dict[str, Agent] = {}
     agents: list[Agent] = []
     for name, section in config.agents.items():
-        options: dict[str, Any] = {k: getattr(section, k) for k in ("trainable", "learning_rate", "critic")}
-        speaker: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine", "sampling")}
+        learns: dict[str, Any] = {"algorithm": section.learns_by}
+        speaker: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine", "sampling")} | learns
         if not section.weights:
             agents.append(Agent(name, **speaker))
             continue
@@ -136,7 +136,9 @@ def load_agents(
                 if drawn:
                     model.to("meta")  # type: ignore[arg-type]  # its decorator hides the signature
                 adapter = policy if isinstance(model, PeftModel) else None
-                loaded[policy] = Agent(policy, model, tokenizers[name], adapter=adapter, **options)
+                loaded[policy] = Agent(
+                    policy, model, tokenizers[name], adapter=adapter, trainable=section.trainable, **learns
+                )
         if len(names) > 1:
             agents.append(Agent(name, by_turn=tuple(loaded[policy] for policy in names), **speaker))
         else:

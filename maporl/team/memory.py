@@ -38,7 +38,8 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
     bases: set[Any] = set()
     rows, played = training.per_device_train_batch_size, config.questions_per_update() * dialogues
     most = max(run.sampling.longest(name, ppo.response_length) for name in config.agents)
-    once = ppo.num_mini_batches == 1 and played <= rows and not training.gradient_checkpointing
+    steps = max((config.of(name).ppo.num_mini_batches for name in run.learners), default=ppo.num_mini_batches)
+    once = steps == 1 and played <= rows and not training.gradient_checkpointing
     read, scored = rows * longest, rows * most * run.protocol.turns
     if ppo.max_tokens_per_microbatch is not None:
         scored = min(scored, ppo.max_tokens_per_microbatch)  # what the answers share, such as a prompt, is read once
@@ -60,7 +61,8 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
             parts["weights"] += trained * shape.bytes if adapter else 0
             if not section.trainable:
                 continue
-            critic = CRITICS[config.critic_of(section)]
+            own = config.of(name)
+            critic = CRITICS[own.training.critic]
             copies = 2 if critic in (ModelCritic, AdapterCritic) else 1  # the critic trains as many weights of its own
             if critic is CentralValues and "central critic" not in bases:  # one for all, whole and in float32
                 bases.add("central critic")
@@ -68,7 +70,7 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
                 each = training_bytes(4, training.optim)
                 parts["gradients"] += shape.parameters * each.gradients
                 parts["optimizer"] += shape.parameters * each.moments
-            parts["references"] += shape.parameters * shape.bytes if ppo.kl_coef and not adapter else 0
+            parts["references"] += shape.parameters * shape.bytes if own.ppo.kl_coef and not adapter else 0
             parts["weights"] += shape.parameters * shape.bytes if critic is ModelCritic else 0
             parts["weights"] += (copies - 1) * trained * shape.bytes if adapter else 0
             each = training_bytes(shape.bytes, training.optim)

@@ -7,7 +7,7 @@ folder in which it is saved: one that was built here, and one whose weights were
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from peft import PeftModel
 
 from maporl.config import Config, parse_config, to_yaml
+from maporl.config.algorithm import Algorithm
 from maporl.config.engines import ENGINES, IN_PYTHON
 from maporl.credentials import is_secret
 from maporl.errors import ConfigError
@@ -166,8 +167,9 @@ class SavedTeam:
             "dtype": dtype if dtype in _DTYPES else None,
             "attn_implementation": _attention(base),
             "trainable": first.trainable,
-            "learning_rate": first.learning_rate,
-            "critic": first.critic,
+            "learning_rate": first.algorithm.learning_rate,
+            "critic": first.algorithm.critic,
+            "algorithm": _algorithm(first.algorithm, self.agents[agent].learns_by),
         }  # fmt: skip
 
     def _saves_weights(self, policy: Policy) -> bool:
@@ -206,6 +208,12 @@ def name_of(policy: Policy) -> str | None:
     return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
+def _algorithm(policy: Algorithm, agent: Algorithm) -> dict[str, Any]:
+    """Return what a policy learns by, and the advantage of the agent, without the keys of the agent's own section."""
+    values = asdict(replace(policy, advantage=agent.advantage, critic=None, learning_rate=None))
+    return {key: value for key, value in values.items() if value not in (None, {})}
+
+
 def _quantized(policy: Policy) -> dict[str, bool]:
     if not policy.is_quantized:
         return {}
@@ -231,6 +239,5 @@ def _options(policy: Policy) -> dict[str, Any]:
         "adapter": adapter,
         "attention": _attention(base_of(policy.model)),
         "trainable": policy.trainable,
-        "learning_rate": policy.learning_rate,
-        "critic": policy.critic,
+        "algorithm": policy.algorithm.of_policy,
     }

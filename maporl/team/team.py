@@ -1,6 +1,6 @@
 """A team: its agents by name, and their policies."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from maporl.config import Config
+from maporl.config.algorithm import OF_CENTRAL
 from maporl.config.engines import has_weights
 from maporl.decoding import TeamSampling
 from maporl.team.agents import Agent, Policy, Voice
@@ -32,6 +33,20 @@ from trl_ext.ppo.options import PPOOptions
 from trl_ext.process.random_states import forked_rng
 
 
+def _check_algorithm(agent: Agent, entry: Agent) -> None:
+    """Check that an agent with other weights at each turn learns by the algorithm that these ``entry`` weights have.
+
+    Raises:
+        ValueError: one of them has options that nothing would read.
+    """
+    own, there = agent.learns_by, entry.learns_by
+    if own.of_policy not in ({}, there.of_policy) or there.advantage not in ({}, own.advantage):
+        raise ValueError(
+            f"agent {agent.name!r}: by_turn: {entry.name!r} has another algorithm; an entry has what its policy learns "
+            "by, and the agent has the advantage of what it says"
+        )
+
+
 class Team:
     """The agents by name, in speaking order, and the policies that speak for them.
 
@@ -50,6 +65,8 @@ class Team:
         for agent in agents:
             if has_weights(agent.engine):
                 speaking = [self._policy(entry) for entry in agent.by_turn or (agent,)]
+                for entry in agent.by_turn:
+                    _check_algorithm(agent, entry)
                 if any(p.tokenizer is not speaking[0].tokenizer for p in speaking):
                     raise ValueError(f"agent {agent.name!r}: by_turn: its turns continue one conversation; give every "
                                      "entry the very same tokenizer object")  # fmt: skip
@@ -87,7 +104,14 @@ class Team:
         """Return the policy of an agent, or of one of its turns. The first call builds it."""
         name = agent.policy or agent.name
         if name in self.policies:
-            return self.policies[name]
+            policy = self.policies[name]
+            if agent.learns_by.of_policy not in ({}, policy.algorithm.of_policy):
+                raise ValueError(
+                    f"agent {agent.name!r}: speaks with the weights of {', '.join(policy.agents)} (policy {name!r}) "
+                    f"and learns by {agent.learns_by.of_policy}, and they by {policy.algorithm.of_policy}; give them "
+                    "one algorithm, or a policy each (each may have its own advantage)"
+                )
+            return policy
         if fault := fault_of_name(name):  # its weights are saved in a folder of this name
             raise ValueError(f"policy {name!r:.80}: its name {fault}; use letters, digits, '-' and '_'")
         if agent.model is None or agent.tokenizer is None:
@@ -118,7 +142,7 @@ class Team:
                     "own, loaded a second time"
                 )
         voice = Voice(name, agent.tokenizer, room_of(base_of(agent.model)))
-        policy = Policy(voice, agent.model, adapter, agent.trainable, agent.learning_rate, agent.critic)
+        policy = Policy(voice, agent.model, adapter, agent.trainable, agent.learns_by)
         self.policies[name] = policy
         return policy
 
@@ -146,14 +170,40 @@ class Team:
         for policy in self.policies.values():
             policy.find_stop_ids(options)
 
-    def build_central_critic(self, args: PPOv2Config, outputs: int) -> CentralCritic | None:
+    def _outputs(self, args: PPOv2Config, turns: int) -> int:
+        """Return the number of outputs of a critic: one for each turn, or one."""
+        return turns if getattr(args, "critic_per_turn", False) else 1
+
+    def critics(self, args: PPOv2Config, reading: Collection[str] | None = None) -> dict[str, str]:
+        """Return the kind of critic of each policy that is trained. Those that are not ``reading`` values have none."""
+        return {
+            policy.name: policy.algorithm.arguments(args).critic
+            if reading is None or policy.name in reading
+            else "none"
+            for policy in self.policies.values()
+            if policy.trainable
+        }
+
+    def build_central_critic(
+        self, args: PPOv2Config, turns: int = 1, reading: Collection[str] | None = None
+    ) -> CentralCritic | None:
         """Build the critic that policies share, as a copy of the first one's model. None if no policy has one.
 
+        The arguments are those of :meth:`build_learners`.
+
         Raises:
-            ValueError: the policies that share it have different vocabularies.
+            ValueError: the policies that share it have different vocabularies, or options of it that differ.
         """
-        sharing = [p for p in self.policies.values() if p.trainable and (p.critic or args.critic) == "central"]
-        for policy in sharing[1:]:
+        sharing = [self.policies[name] for name, kind in self.critics(args, reading).items() if kind == "central"]
+        shared = [policy.algorithm.arguments(args) for policy in sharing]
+        for policy, own in zip(sharing[1:], shared[1:], strict=True):
+            for option in OF_CENTRAL:
+                mine, first = getattr(own, option, None), getattr(shared[0], option, None)
+                if mine != first:
+                    raise ValueError(
+                        f"critic: central is one critic of policies {sharing[0].name!r} and {policy.name!r}, whose "
+                        f"{option} differ: {first!r} and {mine!r}; give them the same, or a critic each"
+                    )
             if policy.tokenizer.get_vocab() != sharing[0].tokenizer.get_vocab():
                 raise ValueError(
                     f"critic: central reads the tokens of all policies, but {sharing[0].name!r} and {policy.name!r} "
@@ -162,36 +212,38 @@ class Team:
         if not sharing:
             return None
         with sharing[0].active():
-            return CentralCritic(sharing[0].model, args, outputs)
+            return CentralCritic(sharing[0].model, shared[0], self._outputs(shared[0], turns))
 
     def build_learners(
-        self, args: PPOv2Config, outputs: int, critics: bool = True, central: CentralCritic | None = None
+        self,
+        args: PPOv2Config,
+        turns: int = 1,
+        reading: Collection[str] | None = None,
+        central: CentralCritic | None = None,
     ) -> dict[str, Learner]:
-        """Build one learner for each trainable policy.
+        """Build one learner for each trainable policy, each with its own algorithm over the trainer's arguments.
 
         Args:
             args: the trainer's arguments.
-            outputs: the number of outputs of each critic, such as one for each turn.
-            critics: whether the learners have critics.
+            turns: the turns of the protocol, for each of which a critic has an output if ``critic_per_turn`` says so.
+            reading: the policies whose advantages read a critic's values, by default all. The others have no critic.
             central: the critic that policies share, if there is one.
 
         Raises:
             ValueError: no policy is trainable.
         """
-        kinds = {p.name: (p.critic or args.critic) if critics else "none" for p in self.policies.values()}
-        learners = {
-            policy.name: Learner(
+        learners = {}
+        for name, kind in self.critics(args, reading).items():
+            policy = self.policies[name]
+            own = policy.algorithm.arguments(args)
+            learners[name] = Learner(
                 policy,
-                args,
-                critic=kinds[policy.name],
-                central_values=central.values if central is not None and kinds[policy.name] == "central" else None,
-                ref_adapter=starting_point(policy.model, policy.adapter) if policy.adapter and args.kl_coef else None,
-                outputs=outputs,
-                learning_rate=policy.learning_rate,
+                own,
+                critic=kind,
+                central_values=central.values if central is not None and kind == "central" else None,
+                ref_adapter=starting_point(policy.model, policy.adapter) if policy.adapter and own.kl_coef else None,
+                outputs=self._outputs(own, turns),
             )
-            for policy in self.policies.values()
-            if policy.trainable
-        }
         if not learners:
             raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
         return learners

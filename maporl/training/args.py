@@ -81,9 +81,10 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
             ArgumentError: the objective fails on a few made-up tokens, or returns something else than it should.
             ValueError: transformers refuses an argument.
         """
-        objective = look_up(config.ppo.objective, OBJECTIVES, "ppo.objective")
-        must_take(objective, ("new", "old", "advantages", "mask", "options"), f"ppo.objective: {config.ppo.objective}")
-        OBJECTIVES.setdefault(config.ppo.objective, objective)
+        for name in {own.ppo.objective: None for own in (config, *map(config.of, config.agents))}:
+            objective = look_up(name, OBJECTIVES, "ppo.objective")
+            must_take(objective, ("new", "old", "advantages", "mask", "options"), f"ppo.objective: {name}")
+            OBJECTIVES.setdefault(name, objective)
         processes = int(os.environ.get("WORLD_SIZE", "1"))  # each process plays its own batch in every update
         episodes = config.updates * config.questions_per_update() * processes
         args = cls(

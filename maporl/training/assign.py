@@ -34,73 +34,30 @@ Row = tuple[str, int]
 """A policy's name and a row of its token batch."""
 
 
-class Advantages:
-    """Computes the advantages of an update, over the samples of all processes.
+class TeamAdvantages:
+    """Computes the advantages of an update, over the samples of all processes, each agent's as its own section says.
+
+    What agents with equal sections said is compared together.
 
     Args:
-        config: the slots: return, baseline, scale, transforms and key.
-        options: PPO's options, such as the discount, lambda and the KL coefficient.
+        configs: the slots of each agent: return, baseline, scale, transforms and key.
+        options: each policy's options, such as the discount, lambda and the KL coefficient.
         critics: the names of the policies that have a critic.
         sources: the weights of the reward sources, for ``normalize_then_sum``.
     """
 
     def __init__(
         self,
-        config: AdvantageConfig,
-        options: PPOOptions,
+        configs: Mapping[str, AdvantageConfig],
+        options: Mapping[str, PPOOptions],
         critics: Collection[str] = (),
         sources: Mapping[str, float] | None = None,
     ):
-        self.config, self.options, self.critics = config, options, frozenset(critics)
-        self.sources = sources if config.multi_objective_aggregation == "normalize_then_sum" else None
-        self.returned, self.baseline, self.scale = return_of(config), baseline_of(config), scale_of(config)
-        self.transforms: list[Transform] = build_transforms(config)
-        self.state = BaselineState()
-
-    def assign(
-        self,
-        batches: dict[str, TokenBatch],
-        columns: Mapping[str, Sequence[Columns]],
-        others: Sequence[Columns] = (),
-        turns: TurnBatch | None = None,
-    ) -> tuple[dict[str, Metrics], dict[str, Tensor]]:
-        """Fill in ``advantages``, ``returns`` and ``weight`` of token batches with old log-probabilities and values.
-
-        Args:
-            batches: by policy, the rows of all processes.
-            columns: by policy, the columns of each row, in the same order.
-            others: the columns of utterances that no policy trains on, if a transform needs them.
-            turns: those that policies train on, as rows without a reward. By default they are made of ``columns``.
-
-        Returns:
-            Statistics by policy, and by policy the indices of the rows with a weight. A policy without such rows is
-            left out.
-
-        Raises:
-            ValueError: a group has a single member, or a column that is needed was not recorded.
-        """
-        if not batches:
-            return {}, {}
-        rows = [(policy, number) for policy, entries in columns.items() for number in range(len(entries))]
-        row_columns = [entry for entries in columns.values() for entry in entries]
-        turns = unpaid(row_columns) if turns is None else turns
-        if self.returned.per_token:
-            self._number_groups(batches, rows, turns)
-            self._over_tokens(batches, rows, turns)
-            spreads: dict[str, Metrics] = {}
-            if self.config.scale != "none":
-                whiten_groups(list(batches.values()))
-        else:
-            spreads = self._over_rows(batches, rows, [*row_columns, *others], turns)
-        measure = partial(row_metrics, options=self.options, alone=self.returned.along == "utterance")
-        metrics = {n: measure(b, has_critic=n in self.critics) | spreads.get(n, {}) for n, b in batches.items()}
-        if self.options.aggregation in ("sequence_mean", "per_main_rollout"):
-            for (policy, row), share in zip(rows, turn_shares(turns), strict=True):
-                batches[policy].weight[row] *= share
-        for name, compared in self._compared(turns, row_columns).items():
-            metrics[name] |= compared
-        weighted = {name: batch.weight.nonzero().flatten() for name, batch in batches.items()}
-        return metrics, {name: index for name, index in weighted.items() if len(index)}
+        alike: dict[str, tuple[AdvantageConfig, list[str]]] = {}
+        for agent, config in configs.items():
+            alike.setdefault(str(config), (config, []))[1].append(agent)
+        self.each = {tuple(names): Advantages(config, options, critics, sources) for config, names in alike.values()}
+        """What computes the advantages of the agents that are named."""
 
     def fill(
         self, batch: TeamUpdateBatch, learning: Learning, together: torch.device | None = None
@@ -125,21 +82,144 @@ class Advantages:
         names = dict.fromkeys(name for part in parts for name in part)
         columns = {name: [c for part in parts for c in part.get(name, [])] for name in names}
         samples = {name: batch.samples.get(name, []) for name in names}
-        batches, metrics = learning.token_batches(samples, batch.plan.critic_only)
+        batches, metrics = learning.token_batches(samples, batch.critic_only)
         rollouts = sum(distributed.all_gather(len(batch.dialogues)))
         for rows in batches.values():
             rows.rollouts = rollouts
         gathered = {name: GlobalBatch.of(rows, together) for name, rows in batches.items()}
         others: list[Columns] = []
-        if any(transform.needs_untrained_rows for transform in self.transforms):
+        if any(transform.needs_untrained_rows for each in self.each.values() for transform in each.transforms):
             known = {c.name for part in columns.values() for c in part}
             others = distributed.all_gather_lists(untrained_columns(batch.dialogues, known))
-        trained = [c for part in columns.values() for c in part]
-        turns, everything = unpaid(trained), [*trained, *others]
-        batch.compared = self.compared(unpaid(everything) if others else turns, everything)
-        assigned, weighted = self.assign({name: whole.rows for name, whole in gathered.items()}, columns, others, turns)
-        batch.token_batches = {name: gathered[name].take(index).back(batches[name]) for name, index in weighted.items()}
+        assigned, batch.compared = self.assign({name: whole.rows for name, whole in gathered.items()}, columns, others)
+        weighted = {name: whole.rows.weight.nonzero().flatten() for name, whole in gathered.items()}
+        batch.token_batches = {
+            name: gathered[name].take(index).back(batches[name]) for name, index in weighted.items() if len(index)
+        }
         return {name: metrics[name] | assigned[name] for name in metrics}
+
+    def assign(
+        self, batches: dict[str, TokenBatch], columns: Mapping[str, Sequence[Columns]], others: Sequence[Columns] = ()
+    ) -> tuple[dict[str, Metrics], dict[Name, dict[str, Any]]]:
+        """Fill in ``advantages``, ``returns`` and ``weight`` of token batches with old log-probabilities and values.
+
+        Args:
+            batches: by policy, the rows of all processes.
+            columns: by policy, the columns of each row, in the same order.
+            others: the columns of utterances that no policy trains on, if a transform needs them.
+
+        Returns:
+            Statistics by policy, those of agents that are compared apart as means over the rows, and with what each
+            utterance is compared.
+
+        Raises:
+            ValueError: a group has a single member, or a column that is needed was not recorded.
+        """
+        if len(self.each) == 1:
+            [advantages] = self.each.values()
+            return advantages.assign(batches, columns, others)
+        found: dict[str, list[tuple[int, Metrics]]] = defaultdict(list)
+        compared: dict[Name, dict[str, Any]] = {}
+        everybody = [*(c for entries in columns.values() for c in entries), *others]
+        for agents, advantages in self.each.items():
+            chosen = {
+                name: torch.tensor([i for i, c in enumerate(entries) if c.values["agent"] in agents], dtype=torch.long)
+                for name, entries in columns.items()
+            }
+            index = {name: places for name, places in chosen.items() if len(places)}
+            rows = {name: batches[name].take(places) for name, places in index.items()}
+            own = {name: [columns[name][i] for i in places.tolist()] for name, places in index.items()}
+            taken = {c.name for entries in own.values() for c in entries}
+            metrics, more = advantages.assign(rows, own, [c for c in everybody if c.name not in taken])
+            compared |= more
+            for name, places in index.items():
+                batches[name].put(places, rows[name])
+                found[name].append((len(places), metrics[name]))
+        return {name: _joined(parts) for name, parts in found.items()}, compared
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The running means of baselines, which a checkpoint keeps. Those of agents apart begin with their names."""
+        if len(self.each) == 1:
+            [advantages] = self.each.values()
+            return dict(advantages.state.means)
+        apart = {",".join(names): advantages.state.means for names, advantages in self.each.items()}
+        return {f"{names}/{key}": mean for names, means in apart.items() for key, mean in means.items()}
+
+    @means.setter
+    def means(self, means: Mapping[str, float]) -> None:
+        """Take what a checkpoint has kept."""
+        for names, advantages in self.each.items():
+            begins = "" if len(self.each) == 1 else f"{','.join(names)}/"
+            own = {key.removeprefix(begins): mean for key, mean in means.items() if key.startswith(begins)}
+            advantages.state.means = own
+
+
+def _joined(parts: Sequence[tuple[int, Metrics]]) -> Metrics:
+    """Return the statistics of a policy whose rows were compared in parts: sums of counts, and means over rows."""
+    names = dict.fromkeys(name for _, metrics in parts for name in metrics)
+    joined = {}
+    for name in names:
+        there = [(rows, metrics[name]) for rows, metrics in parts if name in metrics]
+        total = sum(rows * value for rows, value in there) / sum(rows for rows, _ in there)
+        joined[name] = sum(value for _, value in there) if name.startswith(COUNT) else total
+    return joined
+
+
+class Advantages:
+    """Computes the advantages of agents whose credits become advantages in one way.
+
+    The arguments are those of :class:`TeamAdvantages`, but for ``config``, the slots.
+    """
+
+    def __init__(
+        self,
+        config: AdvantageConfig,
+        options: Mapping[str, PPOOptions],
+        critics: Collection[str] = (),
+        sources: Mapping[str, float] | None = None,
+    ):
+        self.config, self.options, self.critics = config, options, frozenset(critics)
+        self.sources = sources if config.multi_objective_aggregation == "normalize_then_sum" else None
+        self.returned, self.baseline, self.scale = return_of(config), baseline_of(config), scale_of(config)
+        self.transforms: list[Transform] = build_transforms(config)
+        self.state = BaselineState()
+
+    def assign(
+        self,
+        batches: dict[str, TokenBatch],
+        columns: Mapping[str, Sequence[Columns]],
+        others: Sequence[Columns] = (),
+    ) -> tuple[dict[str, Metrics], dict[Name, dict[str, Any]]]:
+        """Do what :meth:`TeamAdvantages.assign` does, for these agents alone."""
+        if not batches:
+            return {}, {}
+        rows = [(policy, number) for policy, entries in columns.items() for number in range(len(entries))]
+        row_columns = [entry for entries in columns.values() for entry in entries]
+        turns = unpaid(row_columns)
+        others = others if any(transform.needs_untrained_rows for transform in self.transforms) else ()
+        everything = [*row_columns, *others]
+        compared = self.compared(unpaid(everything) if others else turns, everything)
+        if self.returned.per_token:
+            self._number_groups(batches, rows, turns)
+            self._over_tokens(batches, rows, turns)
+            spreads: dict[str, Metrics] = {}
+            if self.config.scale != "none":
+                whiten_groups(list(batches.values()))
+        else:
+            spreads = self._over_rows(batches, rows, everything, turns)
+        measure = partial(row_metrics, alone=self.returned.along == "utterance")
+        metrics = {
+            name: measure(rows, options=self.options[name], has_critic=name in self.critics) | spreads.get(name, {})
+            for name, rows in batches.items()
+        }
+        shared = {n for n in batches if self.options[n].aggregation in ("sequence_mean", "per_main_rollout")}
+        for (policy, row), share in zip(rows, turn_shares(turns), strict=True) if shared else ():
+            if policy in shared:
+                batches[policy].weight[row] *= share
+        for name, counts in self._counts(turns, row_columns).items():
+            metrics[name] |= counts
+        return metrics, compared
 
     def compared(self, turns: TurnBatch, columns: Sequence[Columns]) -> dict[Name, dict[str, Any]]:
         """Return which rows each row's return is compared with, as the record of a dialogue holds it.
@@ -172,7 +252,7 @@ class Advantages:
         """Whether an answer is compared with others of its group, and not with what a critic expects or with all."""
         return not self.returned.per_token and self.baseline.over == "group"
 
-    def _compared(self, turns: TurnBatch, columns: Sequence[Columns]) -> dict[str, Metrics]:
+    def _counts(self, turns: TurnBatch, columns: Sequence[Columns]) -> dict[str, Metrics]:
         """Return for each policy the number of its groups with several rows, or 1 for the whole batch where rows are in
         no groups, and in how many of them credits differ."""
         counts: dict[str, Metrics] = defaultdict(lambda: {f"{COUNT}compared": 0.0, f"{COUNT}differ": 0.0})
@@ -197,9 +277,9 @@ class Advantages:
         along = self.returned.along
         if along == "utterance":
             for name, batch in batches.items():
-                token_gae(batch, self.options, name in self.critics)
+                token_gae(batch, self.options[name], name in self.critics)
             return
-        rewards = {name: token_rewards(batch, self.options) for name, batch in batches.items()}
+        rewards = {name: token_rewards(batch, self.options[name]) for name, batch in batches.items()}
         for trajectory in turns.trajectories(by_agent=along == "agent"):
             chained = [rows[i] for i in trajectory]
             if self.returned.two_levels:
@@ -208,7 +288,8 @@ class Advantages:
                 self._chain(batches, rewards, chained)
         if self.returned.two_levels:
             for name, batch in batches.items():
-                batch.advantages, batch.returns = gae_of(rewards[name], batch.values, batch.sampled_mask, self.options)
+                options = self.options[name]
+                batch.advantages, batch.returns = gae_of(rewards[name], batch.values, batch.sampled_mask, options)
 
     def _chain(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
         """Run GAE through the sampled tokens of all utterances of a dialogue, or of an agent in it, as if they were
@@ -218,7 +299,8 @@ class Advantages:
         chain = torch.cat([rewards[policy][row, span] for (policy, row), span in pairs]).unsqueeze(0)
         values = torch.cat([batches[policy].values[row, span] for (policy, row), span in pairs]).unsqueeze(0)
         everything = torch.ones_like(chain, dtype=torch.bool)
-        advantages, returns = gae_of(chain, values, everything, self.options)
+        # the policies of a chain have one discount and one lambda (maporl.advantages.check)
+        advantages, returns = gae_of(chain, values, everything, self.options[rows[0][0]])
         lengths = [span.stop - span.start for span in spans]
         split = zip(pairs, advantages[0].split(lengths), returns[0].split(lengths), strict=True)
         for ((policy, row), span), row_advantages, row_returns in split:
@@ -250,7 +332,8 @@ class Advantages:
         scores = {name: batch.score.tolist() for name, batch in batches.items()}
         rewards = scores
         if not per_token:
-            rewards = {name: token_rewards(batch, self.options).sum(1).tolist() for name, batch in batches.items()}
+            earned = {name: token_rewards(batch, self.options[name]) for name, batch in batches.items()}
+            rewards = {name: amounts.sum(1).tolist() for name, amounts in earned.items()}
         others = columns[len(rows) :]
         reward, score = (
             [amounts[policy][row] for policy, row in rows] + [c.credit for c in others] for amounts in (rewards, scores)
@@ -265,11 +348,11 @@ class Advantages:
         estimates = estimate_all(turns, self.config, self.state, scaled=not per_token)
         _spread(batches, rows, estimates, judged)
         for transform in per_token:
-            for batch in batches.values():
+            for name, batch in batches.items():
                 kl, mask = token_kl(batch, "k1"), batch.sampled_mask
                 where, given = f"advantage.post: {type(transform).__name__}: apply_to_tokens", batch.advantages
                 batch.advantages = numbers_of(
-                    where, transform.apply_to_tokens, given, kl, mask, self.options.kl_coef, like=given
+                    where, transform.apply_to_tokens, given, kl, mask, self.options[name].kl_coef, like=given
                 )
         if per_token and self.config.scale != "none":
             self._number_groups(batches, rows, unpaid_turns)

@@ -8,18 +8,20 @@ imported only for an advantage that is not PPO's own.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from maporl.config.algorithm import OF_TEAM
 from maporl.config.engines import ENGINES
 from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig, BranchingSection, DistillSection, RewardSection
-from maporl.errors import Fault
+from maporl.errors import Fault, refused
 from maporl.protocols.base import Protocol
+from maporl.rewards.check import score_range
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.rules import Along, build_rules
 from maporl.rollout.branching import BRANCHINGS
-from maporl.run import ResolvedRun
+from maporl.run import ResolvedRun, each_algorithm
 from maporl.training import ahead
 from maporl.training.doubts import narrowed
 from trl_ext.ppo.options import PPOOptions
@@ -30,7 +32,7 @@ STEP_SOURCES = frozenset({"reported", "verdict"})
 
 def check_options(run: ResolvedRun) -> Iterator[Fault]:
     """Yield options of PPO that cannot be, whatever is played."""
-    ppo, questions = run.config.ppo, run.config.questions_per_update()
+    ppo = run.config.ppo
     if ppo.total_episodes is not None:
         yield Fault("ppo.total_episodes", "the length of a run is set by 'updates'", "remove it")
     for name, value in dataclasses.asdict(ppo).items():
@@ -40,10 +42,16 @@ def check_options(run: ResolvedRun) -> Iterator[Fault]:
     if ids is not None and (not ids or min(ids) < 0):
         what = f"expected a token id of at least 0, or a list of them, got {ppo.stop_token_id}"
         yield Fault("ppo.stop_token_id", what)
-    if questions % ppo.num_mini_batches:
+    yield from each_algorithm(_minibatches, run)
+
+
+def _minibatches(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield that the questions of an update cannot be dealt to minibatches."""
+    parts, questions = run.config.ppo.num_mini_batches, run.config.questions_per_update()
+    if questions % parts:
         yield Fault(
             "ppo.num_mini_batches",
-            f"{ppo.num_mini_batches} does not divide the {questions} questions of an update",
+            f"{parts} does not divide the {questions} questions of an update",
             "change it or training.per_device_train_batch_size",
         )
 
@@ -59,6 +67,24 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         yield from _ahead(run)
     if config.reward.distill is not None and config.grouped:
         yield Fault("reward.distill", "its teacher is asked in the trainer's own process", "use cluster.backend: local")
+    training = config.training
+    yield from by_role(training.role_gradients, training.balance, not config.grouped, 1)
+    if training.eval_steps and not config.evaluation.questions:
+        yield Fault(
+            "training.eval_steps",
+            f"{training.eval_steps} asks for evaluations but evaluation.questions is 0",
+            "set evaluation.questions above 0 or training.eval_steps to 0",
+        )
+    yield from each_algorithm(_algorithm, run)
+    if any(agent.learns_by != OF_TEAM for agent in config.agents.values()):
+        from maporl.advantages.check import check_algorithms  # needs torch
+
+        yield from check_algorithms(run)
+
+
+def _algorithm(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield what does not fit together of what the learners of one algorithm learn from."""
+    config = run.config
     cut, by_cut = narrowed(run), [n for n in run.learners if ENGINES[config.agents[n].engine].tells_cut]
     if cut and by_cut and (config.ppo.compares_sampler or config.reward.distill is not None):
         ratio = config.ppo.compares_sampler
@@ -69,24 +95,35 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
             f"the engine of {', '.join(by_cut)} gives no others",
             f"sample from the whole distribution, use engine: transformers, or leave {reader} out",
         )
-    training = config.training
-    yield from by_role(training.role_gradients, training.balance, not config.grouped, 1)
     if config.advantage != AdvantageConfig():
         from maporl.advantages.check import check as check_advantage  # needs torch
 
         yield from check_advantage(run)
     yield from fitting(config.branching, config.reward, run.protocol, config.advantage, config.ppo)
-    if training.eval_steps and not config.evaluation.questions:
-        yield Fault(
-            "training.eval_steps",
-            f"{training.eval_steps} asks for evaluations but evaluation.questions is 0",
-            "set evaluation.questions above 0 or training.eval_steps to 0",
+    if config.ppo.value_loss == "hl_gauss":
+        yield from refused(
+            lambda: value_range(config.reward, config.advantage, config.ppo, run.protocol, len(run.speakers))
         )
 
 
 def unread(run: ResolvedRun) -> Iterator[Fault]:
     """Yield a warning for each option that is set where nothing in the run reads it."""
-    for is_unread, options, why in _unread(run):
+    yield from _set(run, _unread(run))
+    if run.config.stages and not any(stage.train == "ppo" for stage in run.config.stages):
+        return
+    views = [(own, {f.key: f for f in _set(own, _unread_by_learners(own))}) for own in run.by_algorithm()]
+    for key, fault in {key: fault for _, found in views for key, fault in found.items()}.items():
+        for own, found in views:
+            if own.key(key) != key and key in found:
+                yield dataclasses.replace(fault, key=own.key(key))
+        theirs = [key in found for own, found in views if own.key(key) == key]  # who has the team's value
+        if theirs and all(theirs):
+            yield fault
+
+
+def _set(run: ResolvedRun, told: Iterable[tuple[object, str, str]]) -> Iterator[Fault]:
+    """Yield a warning for each of the options that are read by nothing whose value is not the default."""
+    for is_unread, options, why in told:
         for option in options.split() if is_unread else ():
             *above, name = option.split(".")
             section: Any = run.config
@@ -101,9 +138,8 @@ def unread(run: ResolvedRun) -> Iterator[Fault]:
 def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     """Yield whether options are read by nothing, which these are, and why. Parts of a user's own may read anything."""
     from maporl.advantages.baselines import baseline_of  # needs torch
-    from maporl.advantages.returns import return_of
 
-    config, advantage, ppo, reward = run.config, run.config.advantage, run.config.ppo, run.config.reward
+    config, reward = run.config, run.config.reward
     training, stages, how = config.training, config.stages, config.branching.how
     if stages and not any(stage.train == "ppo" for stage in stages):
         steps = "num_ppo_epochs num_mini_batches kl_coef objective aggregation cliprange entropy_coef vf_coef gamma lam"
@@ -112,36 +148,10 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
         options += [f"agents.{agent}.{name}" for agent in config.agents for name in ("learning_rate", "critic")]
         yield True, f"advantage schedule updates {' '.join(options)}", "no stage of the loop trains by ppo"
         return
-    terms = [advantage, *(term.within(advantage) for term in advantage.plus)]
-    slots = {getattr(term, slot) for term in terms for slot in ("returns", "baseline", "scale")}
-    own, per_token = any(":" in name for name in slots), return_of(advantage).per_token
-    values = baseline_of(advantage).needs_critic
-    no_critic = not values or {config.critic_of(config.agents[name]) for name in run.learners} <= {"none"}
     asked = {*reward.asked, *run.protocol.between_turns(), *("verifier" for s in stages if s.train == "reward")}
     roles = {(agent.policy or name, agent.role or name) for name, agent in config.agents.items()}
     one_role = not run.protocol.roles and len(roles) == len({policy for policy, _ in roles})
     calls = config.environments or run.protocol.uses_tools or any(agent.tools for agent in config.agents.values())
-    of_values = "ppo.vf_coef ppo.value_loss ppo.cliprange_value training.value_learning_rate training.detach_critic"
-    of_values += " training.critic_per_turn training.critic_context ppo.lam_alpha ppo.lam_critic ppo.critic_updates"
-    yield no_critic, of_values, "no policy has a critic"
-    one_number = "advantage.returns has one number for each utterance"
-    yield not (no_critic or per_token), "ppo.lam_alpha ppo.lam_critic", one_number
-    yield not values and training.critic != "none", "training.critic", "advantage.baseline reads no values"
-    yield ppo.value_loss != "huber", "ppo.huber_delta", "ppo.value_loss is not huber"
-    yield no_critic and per_token, "ppo.lam", "without a critic, returns are the sums of rewards to come"
-    yield not per_token, "ppo.gamma ppo.lam ppo.whiten_rewards", one_number
-    yield per_token, "advantage.eps", "returns over tokens are whitened without it"
-    gae = {"turn_gae", "chain_gae", "bi_level_gae"}
-    yield not own and not slots & gae, "advantage.lam", "advantage.returns does no GAE over utterances"
-    yield not own and not slots & {*gae, "reward_to_go", "tree"}, "advantage.gamma", "advantage.returns has no discount"
-    undivided = {term.scale for term in terms} == {"none"} and "whiten" not in map(entry_name, advantage.post)
-    yield not own and undivided, "advantage.ddof advantage.eps", "advantage.scale divides by nothing"
-    yield not own and "ema" not in slots, "advantage.ema", "advantage.baseline is not ema"
-    yield not own and "assisted" not in slots, "advantage.alpha", "advantage.baseline is not assisted"
-    yield ppo.kl_coef == 0, "ppo.kl_in ppo.kl_estimator", "ppo.kl_coef is 0"
-    yield ppo.objective == "reinforce", "ppo.cliprange ppo.cliprange_high ppo.dual_clip", "reinforce clips nothing"
-    yield ppo.objective == "dis", "ppo.dual_clip", "dis has no such bound"
-    yield ppo.objective in ("ppo", "dis"), "ppo.tis_cap", "ppo.objective is not reinforce"
     for option, reader in {"drafts": "best_of", "pick": "tree", "keep": "stages", "choose": "stages"}.items():
         yield how != reader, f"branching.{option}", f"branching.how is not {reader}"
     yield reward.rules, "reward.horizon reward.share reward.discount", "reward.rules take their place"
@@ -169,8 +179,46 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     for name, agent in config.agents.items():
         key = f"agents.{name}"
         yield not (agent.trainable and agent.weights), f"{key}.learning_rate {key}.critic", f"{name} is not trained"
+        values = baseline_of(config.of(name).advantage).needs_critic
         yield not values and agent.critic != "none", f"{key}.critic", "advantage.baseline reads no values"
         yield not calls, f"{key}.call_format {key}.call_texts {key}.limits", "nobody calls tools"
+
+
+def _unread_by_learners(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
+    """Yield the same of the options by which the learners of one algorithm learn."""
+    from maporl.advantages.baselines import baseline_of  # needs torch
+    from maporl.advantages.returns import return_of
+
+    advantage, ppo, training = run.config.advantage, run.config.ppo, run.config.training
+    terms = [advantage, *(term.within(advantage) for term in advantage.plus)]
+    slots = {getattr(term, slot) for term in terms for slot in ("returns", "baseline", "scale")}
+    own, per_token = any(":" in name for name in slots), return_of(advantage).per_token
+    values = baseline_of(advantage).needs_critic
+    no_critic = not values or training.critic == "none"
+    of_values = "ppo.vf_coef ppo.value_loss ppo.cliprange_value training.value_learning_rate training.detach_critic"
+    of_values += " training.critic_per_turn training.critic_context ppo.lam_alpha ppo.lam_critic ppo.critic_updates"
+    yield no_critic, of_values, "no policy has a critic"
+    one_number = "advantage.returns has one number for each utterance"
+    yield not (no_critic or per_token), "ppo.lam_alpha ppo.lam_critic", one_number
+    yield not values and training.critic != "none", "training.critic", "advantage.baseline reads no values"
+    yield ppo.value_loss != "huber", "ppo.huber_delta", "ppo.value_loss is not huber"
+    bins = "ppo.value_bins ppo.value_range ppo.value_sigma"
+    yield ppo.value_loss != "hl_gauss", bins, "ppo.value_loss is not hl_gauss"
+    yield ppo.value_loss == "hl_gauss", "ppo.cliprange_value", "ppo.value_loss hl_gauss clips nothing"
+    yield no_critic and per_token, "ppo.lam", "without a critic, returns are the sums of rewards to come"
+    yield not per_token, "ppo.gamma ppo.lam ppo.whiten_rewards", one_number
+    yield per_token, "advantage.eps", "returns over tokens are whitened without it"
+    gae = {"turn_gae", "chain_gae", "bi_level_gae"}
+    yield not own and not slots & gae, "advantage.lam", "advantage.returns does no GAE over utterances"
+    yield not own and not slots & {*gae, "reward_to_go", "tree"}, "advantage.gamma", "advantage.returns has no discount"
+    undivided = {term.scale for term in terms} == {"none"} and "whiten" not in map(entry_name, advantage.post)
+    yield not own and undivided, "advantage.ddof advantage.eps", "advantage.scale divides by nothing"
+    yield not own and "ema" not in slots, "advantage.ema", "advantage.baseline is not ema"
+    yield not own and "assisted" not in slots, "advantage.alpha", "advantage.baseline is not assisted"
+    yield ppo.kl_coef == 0, "ppo.kl_in ppo.kl_estimator", "ppo.kl_coef is 0"
+    yield ppo.objective == "reinforce", "ppo.cliprange ppo.cliprange_high ppo.dual_clip", "reinforce clips nothing"
+    yield ppo.objective == "dis", "ppo.dual_clip", "dis has no such bound"
+    yield ppo.objective in ("ppo", "dis"), "ppo.tis_cap", "ppo.objective is not reinforce"
 
 
 def by_role(every: int, balance: str, whole: bool, processes: int) -> Iterator[Fault]:
@@ -201,7 +249,7 @@ def _ahead(run: ResolvedRun) -> Iterator[Fault]:
         {name: entry.remote or grouped for name, entry in entries.items()},
         {name: not entry.weights or finishes for name, entry in entries.items()},
         asks_untrained(config.restate, config.reward.asked),
-        bool(config.ppo.compares_sampler),
+        all(own.config.ppo.compares_sampler for own in run.by_algorithm()),
         config.schedule.opponent_pool is not None,
     )
 
@@ -220,6 +268,27 @@ def fitting(
     yield from _rewards_apart(advantage, reward, ppo)
     yield from scaled_noise.faults(advantage, ppo)
     yield from _branched_advantage(branching, advantage)
+
+
+def value_range(
+    reward: RewardSection, advantage: AdvantageConfig, ppo: PPOOptions, protocol: Protocol, speakers: int
+) -> list[float]:
+    """Return the smallest and the largest return that a categorical critic learns: those that are set, or else what the
+    credits can sum to over the turns that a return looks at.
+
+    Raises:
+        ValueError: the rewards have no known bounds.
+    """
+    from maporl.advantages.returns import return_of  # needs torch
+
+    rows = 1 if return_of(advantage).along == "utterance" else speakers * max(protocol.turns, 1)
+    found = ppo.value_range or score_range(reward, ppo.missing_eos_penalty, rows)
+    if found is None:
+        raise ValueError(
+            "ppo.value_range: hl_gauss needs the smallest and the largest return, and these rewards have no known "
+            "bounds; set it, as [0.0, 1.0]"
+        )
+    return found
 
 
 def _untaught(branching: BranchingSection, distill: DistillSection, protocol: Protocol) -> Iterator[Fault]:

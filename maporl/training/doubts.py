@@ -4,8 +4,9 @@ One table, :data:`USUAL`, has the usual range of each number and where it comes 
 several options, and yield texts of the form "option: what it is; what to do". All are doubts: the run works.
 """
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -13,12 +14,14 @@ from typing import NamedTuple
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.returns import return_of
 from maporl.advantages.scales import scale_of
+from maporl.config.agents import place_of
 from maporl.config.engines import ENGINES
 from maporl.config.parse import entry_name, leaves
 from maporl.errors import Fault
 from maporl.protocols import policy_names
+from maporl.rewards.check import UP_TO_ONE
 from maporl.rewards.rules import BackPropagate, Last, Mix, Own, TeamMean, TreeMean, ZeroSum, build_rules
-from maporl.run import ResolvedRun
+from maporl.run import ResolvedRun, each_algorithm
 from maporl.training.learns_from import CALLS, FAULTS, MOST_UPDATES
 
 
@@ -65,8 +68,6 @@ USUAL = (
     Usual("training.weight_decay", 0, 0.3, "0.01 in PyTorch's AdamW; 0.1 in GPT-3, 2005.14165"),
     Usual("training.adam_beta2", 0.9, 0.9999, "0.999 in Adam, 1412.6980; 0.95 in GPT-3, 2005.14165", off=False),
 )
-UP_TO_ONE = frozenset({"label", "format", "near", "f1", "majority", "brevity", "verifier"})
-"""The rewards that are at most 1."""
 
 
 def doubts(run: ResolvedRun) -> Iterator[Fault]:
@@ -77,11 +78,21 @@ def doubts(run: ResolvedRun) -> Iterator[Fault]:
     Raises:
         ConfigError: a part of the run cannot be built.
     """
-    of_ppo = () if run.config.stages else (_schedule, _method, _rewards, _later_twice, _cancelling)
-    for text in (text for part in (_unusual, *of_ppo) for text in part(run)):
-        key, _, said = text.partition(": ")
-        what, _, remedy = said.rpartition("; ")
-        yield Fault(key, what, remedy, "warning")
+    of_run = () if run.config.stages else (_schedule, _rewards, _cancelling)
+    for part in (_unusual, *of_run):
+        yield from _faults(part)(run)
+    for part in () if run.config.stages else (_rates, _method, _later_twice):
+        yield from each_algorithm(_faults(part), run)
+
+
+def _faults(part: Callable[[ResolvedRun], Iterable[str]]) -> Callable[[ResolvedRun], Iterator[Fault]]:
+    def said(run: ResolvedRun) -> Iterator[Fault]:
+        for text in part(run):
+            key, _, said = text.partition(": ")
+            what, _, remedy = said.rpartition("; ")
+            yield Fault(key, what, remedy, "warning")
+
+    return said
 
 
 def narrowed(run: ResolvedRun) -> str:
@@ -113,20 +124,21 @@ def _unusual(run: ResolvedRun) -> Iterator[str]:
     config, stages, of = run.config, run.config.stages, defaultdict(set)
     rates = [f"loop.stages.{n}.learning_rate" for n, stage in enumerate(stages) if stage.train != "reward"]
     rates += ["warm_start.learning_rate"] if config.warm_start.steps else []
-    reads_values = baseline_of(config.advantage).needs_critic
     for name, agent in config.agents.items():
         if agent.trainable and agent.weights:
             kind = TINY if agent.tiny else ADAPTER if agent.lora or agent.adapter else WHOLE
-            own = "training" if agent.learning_rate is None else f"agents.{name}"
-            for place in (*rates, f"{own}.learning_rate"):
+            for place in (*rates, place_of(name, "learning_rate", config)):
                 of[place].add(kind)
-            if reads_values and (critic := config.critic_of(agent)) != "none":
-                apart = kind == TINY or critic in ("model", "central")
-                of["training.value_learning_rate"].add(kind if kind == TINY else WHOLE if apart else ADAPTER)
+            own = config.of(name)
+            if baseline_of(own.advantage).needs_critic and own.training.critic != "none":
+                apart = kind == TINY or own.training.critic in ("model", "central")
+                place = place_of(name, "value_learning_rate", config)
+                of[place].add(kind if kind == TINY else WHOLE if apart else ADAPTER)
     for place, value in leaves(asdict(config)):
         if isinstance(value, bool) or not isinstance(value, int | float) or (stages and place not in rates):
             continue
-        for usual in (usual for usual in USUAL if fnmatchcase(place, usual.option)):
+        of_team = re.sub(r"^agents\.[^.]+\.algorithm\.(?=ppo|advantage)", "", place)
+        for usual in (usual for usual in USUAL if fnmatchcase(of_team, usual.option)):
             meant = (value or not usual.off) and (not usual.of or usual.of in of[place])
             if meant and not usual.low <= value <= usual.high:
                 far, whose = "below" if value < usual.low else "above", f" of {usual.of}" if usual.of else ""
@@ -138,8 +150,7 @@ def _unusual(run: ResolvedRun) -> Iterator[str]:
 
 def _schedule(run: ResolvedRun) -> Iterator[str]:
     """Yield the learners that no update trains, and what begins after the last update."""
-    turns, updates, training = run.protocol.turns, run.config.updates, run.config.training
-    schedule, options = run.config.schedule, training.lr_scheduler_kwargs or {}
+    turns, updates, schedule = run.protocol.turns, run.config.updates, run.config.schedule
     plans = map(schedule.resolved(turns, run.agents).plan, range(1, min(updates, MOST_UPDATES) + 1))
     learn = {name for plan in plans for name in run.learners for turn in range(turns) if plan.learns(name, turn)}
     learn |= {freeze.agent for freeze in schedule.freeze if freeze.first == 1 and freeze.last is None}  # as is meant
@@ -155,6 +166,12 @@ def _schedule(run: ResolvedRun) -> Iterator[str]:
         "or begin it earlier"
         for key, first in late.items()
     )
+
+
+def _rates(run: ResolvedRun) -> Iterator[str]:
+    """Yield a rate that rises or falls for longer than the run."""
+    updates, training = run.config.updates, run.config.training
+    options = training.lr_scheduler_kwargs or {}
     falls = options.get("num_decay_steps", 0)
     yield from _those_that_hold(
         (training.warmup_steps >= updates,

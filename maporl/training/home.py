@@ -131,9 +131,9 @@ class Local(TeamHome):
         """Build the learners."""
         self._team, self._player, self._past = parts.team, player, past
         self.references_sample = parts.asks_untrained is not None
-        outputs, critics = parts.critic_outputs, parts.has_critics
-        self.central = parts.team.build_central_critic(parts.args, outputs) if critics else None
-        self.learners = parts.team.build_learners(parts.args, outputs, critics, self.central)
+        turns, reading = parts.protocol.turns, parts.reads_values
+        self.central = parts.team.build_central_critic(parts.args, turns, reading)
+        self.learners = parts.team.build_learners(parts.args, turns, reading, self.central)
 
     def base_devices(self, args: Any) -> dict[int, torch.device]:
         """Return a device for every base model if ``placement`` is split. Otherwise all share one device."""

@@ -7,7 +7,7 @@ prints and records it when it begins, and its page shows it.
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -43,12 +43,14 @@ MOST_UPDATES = 10_000
 """Updates whose plans are looked at."""
 _DRAWN = {"temperature": None, "top_p": 1.0, "top_k": 0}
 """How a token is drawn, with the values that a line leaves out."""
+_TOLD = frozenset({"learning_rate", "value_learning_rate", "critic", "objective", "kl_coef", "kl_estimator", "kl_in"})
+"""The options of a policy that its line tells in words."""
 COMPARED_OVER = {"group": "its group", "agent": "its agent", "batch": "all"}
 
 
 def learns_from(
     reward: RewardSection,
-    advantage: AdvantageConfig,
+    algorithms: Sequence[tuple[Collection[str], AdvantageConfig, PPOOptions]],
     branching: BranchingSection,
     ppo: PPOOptions,
     learners: Mapping[str, Mapping[str, Any]],
@@ -57,19 +59,24 @@ def learns_from(
 
     Args:
         reward: sources, and how their scores become credit.
-        advantage: how credits are compared.
+        algorithms: for agents that learn alike, their names, how their credits are compared, and their options of PPO.
         branching: how many dialogues a question has.
-        ppo: the options of PPO, for its penalties.
+        ppo: the options of PPO of the run, for its penalties.
         learners: by name, what each policy that is trained is (:func:`facts_of`).
     """
-    critics = {name: facts["critic"] for name, facts in learners.items()}
+    learned = []
+    for agents, advantage, options in algorithms:
+        learning = {name: facts for name, facts in learners.items() if not {*agents}.isdisjoint(facts["agents"])}
+        critics = {name: facts["critic"] for name, facts in learning.items()}
+        whose = f"{listed([*agents])}: " if len(algorithms) > 1 else ""
+        learned += [whose + line for line in (*_penalty(options), *_comparison(advantage, branching, critics))]
     return [
         *learner_lines(learners),
         *_scores(reward),
         *_fines(reward.penalties, ppo),
         *_charges(reward),
-        *_teaching(reward, ppo),
-        *_comparison(advantage, branching, critics),
+        *_teaching(reward),
+        *learned,
     ]
 
 
@@ -78,7 +85,8 @@ def facts_of(
     agents: Sequence[str],
     adapter: bool,
     ppo: PPOOptions,
-    advantage: AdvantageConfig,
+    algorithm: Mapping[str, Any],
+    advantages: Mapping[str, AdvantageConfig],
     sampling: TeamSampling,
     roles: Mapping[str, str | None],
 ) -> dict[str, Any]:
@@ -88,8 +96,9 @@ def facts_of(
         made: its learner's rates, critic, objective and KL (:func:`trl_ext.learning.audit.learner_facts`).
         agents: the agents for which it speaks.
         adapter: whether it is an adapter.
-        ppo: the options of PPO.
-        advantage: what computes its advantages.
+        ppo: its options of PPO.
+        algorithm: the options that its own algorithm has set, with their values.
+        advantages: what computes the advantages of each agent.
         sampling: how answers are sampled where this differs from the run.
         roles: the roles of the agents that are trained.
     """
@@ -102,13 +111,17 @@ def facts_of(
             for name in _DRAWN
         }
         drawn.append(", ".join(f"{name} {value:g}" for name, value in values.items() if value != _DRAWN[name]))
-    returned, over = return_of(advantage), baseline_of(advantage).over
+    slots = [advantages[agent] for agent in playing]
+    names = ("returns", "baseline", "scale")
+    told = {name: " or ".join(dict.fromkeys(getattr(own, name) for own in slots)) for name in names}
+    grouped = any(baseline_of(a).over == "group" and not return_of(a).per_token for a in slots)
     return {
         **made,
         "agents": list(agents),
         "trains": "an adapter" if adapter else "all weights",
-        "returns": advantage.returns, "baseline": advantage.baseline, "scale": advantage.scale,
-        "groups": "groups" if over == "group" and not returned.per_token else "updates",
+        **told,
+        "own": {name: value for name, value in algorithm.items() if name not in _TOLD},
+        "groups": "groups" if grouped else "updates",
         "kl": f"KL {ppo.kl_coef:g} ({ppo.kl_estimator}, in the {ppo.kl_in})" if ppo.kl_coef else "no KL",
         "sampled": " or ".join(dict.fromkeys(drawn)),
         "longest": max(sampling.longest(agent, ppo.response_length) for agent in playing),
@@ -125,6 +138,8 @@ def learner_lines(learners: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{f['baseline']} and scale {f['scale']}, objective {f['objective']}, {f['kl']}, sampled with "
             f"{f['sampled']}, at most {f['longest']} tokens an answer"
         )
+        options = [f"{option} {_value(value)}" for option, value in f["own"].items()]
+        what += f"; of its own: {', '.join(options)}" if options else ""
         others = f" (for {listed(f['agents'])})" if f["agents"] != [name] else ""
         alike.setdefault(what, []).append(name + others)
     return [f"policy {listed(names)}: {what}" for what, names in alike.items()]
@@ -205,11 +220,14 @@ def _charges(reward: RewardSection) -> Iterator[str]:
         yield f"charge: {charge.weight:g} x {name}, off the credit of {who} alone"
 
 
-def _teaching(reward: RewardSection, ppo: PPOOptions) -> Iterator[str]:
+def _teaching(reward: RewardSection) -> Iterator[str]:
     if reward.distill is not None:
         itself = reward.distill.teacher == "dialogue"
         who = "its own policy, shown another dialogue," if itself else reward.distill.teacher
         yield f"distillation: {reward.distill.weight:g} x how much likelier {who} finds each token of a first answer"
+
+
+def _penalty(ppo: PPOOptions) -> Iterator[str]:
     if ppo.kl_coef:
         where = "off the reward of each token" if ppo.kl_in == "reward" else "in the loss"
         yield f"KL from the weights before training: {ppo.kl_coef:g} ({ppo.kl_estimator}), {where}"

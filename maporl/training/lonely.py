@@ -46,7 +46,7 @@ class Grouping:
         world: the tools and environments.
         branching: the number of dialogues for each question, and where they fork.
         reward: which utterances have a credit.
-        advantage: what is compared with what.
+        advantages: what of each agent is compared with what.
         plans: what learns in the updates.
         questions: the questions of an update, of all processes.
     """
@@ -58,7 +58,7 @@ class Grouping:
     world: World
     branching: BranchingSection
     reward: RewardSection
-    advantage: AdvantageConfig
+    advantages: Mapping[str, AdvantageConfig]
     plans: Sequence[Plan]
     questions: int
 
@@ -75,7 +75,7 @@ def lonely_groups(grouping: Grouping) -> Iterator[Fault]:
 
     It is an error where it happens with empty answers, and with right answers and legal moves too.
     """
-    if return_of(grouping.advantage).per_token or grouping.advantage.singleton != "error":
+    if all(return_of(own).per_token or own.singleton != "error" for own in grouping.advantages.values()):
         return
     empty = _group_of_one(grouping, silence)
     right = _group_of_one(grouping, rightness)
@@ -96,7 +96,8 @@ def _group_of_one(grouping: Grouping, script: Script) -> GroupOfOne | None:
     each = BRANCHINGS[branching.how].dialogues(branching, [orders.count(o) for o in dict.fromkeys(orders)])
     few = grouping.world.environments or grouping.protocol.waits
     played = min(grouping.questions, (FEW if few else MOST) // each)
-    if played == 0 or (played < grouping.questions and "prompt" not in grouping.advantage.key):
+    by_question = all("prompt" in own.key for own in grouping.advantages.values())
+    if played == 0 or (played < grouping.questions and not by_question):
         return None  # groups are larger than what could be played here
     examples = [task[number % len(task)] for number in range(played)]
     dialogues = play_branched(grouping.driver(script), examples, branching, lambda some: [0.0] * len(some))
@@ -119,14 +120,17 @@ def _group_of_one(grouping: Grouping, script: Script) -> GroupOfOne | None:
 
 def _compare(grouping: Grouping, dialogues: list[Dialogue], plan: Plan) -> None:
     """Compute advantages as an update does, with rewards of 0."""
-    specs, advantage = grouping.specs.values(), grouping.advantage
+    specs = grouping.specs.values()
     learning = {policy: None for spec in specs for policy in spec.policies if policy in spec.learning}
     samples = samples_by_policy(dialogues, learning, plan, 1)  # type: ignore[arg-type]  # the critic reads no prompt here
-    columns = [sample.columns for some in samples.values() for sample in some]
-    if not columns:
-        return
-    if any(transform.needs_untrained_rows for transform in build_transforms(advantage)):
-        columns += untrained_columns(dialogues, {entry.name for entry in columns})
-    zeros = [0.0] * len(columns)
-    value = zeros if baseline_of(advantage).needs_critic else None
-    estimate_all(turn_batch(columns, zeros, value), advantage, scaled=False)
+    trained = [sample.columns for some in samples.values() for sample in some]
+    alike = {str(own): own for own in grouping.advantages.values()}
+    for advantage in alike.values():
+        columns = [entry for entry in trained if grouping.advantages[entry.values["agent"]] == advantage]
+        if not columns or return_of(advantage).per_token:
+            continue
+        if any(transform.needs_untrained_rows for transform in build_transforms(advantage)):
+            columns += untrained_columns(dialogues, {entry.name for entry in columns})
+        zeros = [0.0] * len(columns)
+        value = zeros if baseline_of(advantage).needs_critic else None
+        estimate_all(turn_batch(columns, zeros, value), advantage, scaled=False)

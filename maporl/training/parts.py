@@ -6,6 +6,7 @@ No model is touched here, so that what does not fit is known before anything is 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from transformers import TrainerCallback
@@ -33,7 +34,7 @@ from maporl.tasks.base import Task
 from maporl.tasks.prompts import questions_of
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.check import check_kinds, fitting
+from maporl.training.check import check_kinds, fitting, value_range
 from maporl.training.distillation import Distillation
 from maporl.training.learns_from import MOST_UPDATES, learns_from, who_learns
 from maporl.training.lonely import Grouping, lonely_groups
@@ -123,7 +124,13 @@ class RunParts:
             sources=dict(sources or {}), speakers=playing, tools=tools, sampling=team.sampling(sampling),
             **{name: part for name, part in others.items() if part is not None},
         )  # fmt: skip
-        refuse(fitting(parts.branching, reward, protocol, parts.advantage, args), "trainer")
+        for _, own_advantage, own_args in parts.algorithms():
+            refuse(fitting(parts.branching, reward, protocol, own_advantage, own_args), "trainer")
+            if own_args.value_loss == "hl_gauss" and own_args.value_range is None:
+                found = value_range(reward, own_advantage, own_args, protocol, len(playing))
+                args.value_range = [
+                    f(a, b) for f, a, b in zip((min, max), args.value_range or found, found, strict=True)
+                ]
         refuse(growth.faults(protocol, parts.schedule.growth, playing), "trainer")
         refuse(greedy_learners(parts.sampling, parts.learning_roles(), protocol.roles), "trainer")
         longest = {name: parts.sampling.longest(name, args.response_length) for name in parts.learning_roles()}
@@ -160,9 +167,9 @@ class RunParts:
             world=self.tools.world,
             branching=self.branching,
             reward=self.reward,
-            advantage=self.advantage,
+            advantages=self.advantages,
             plans=[schedule.plan(1)],
-            questions=min(asked, 2) if "prompt" in self.advantage.key else asked,
+            questions=min(asked, 2) if all("prompt" in own.key for own in self.advantages.values()) else asked,
         )
         alone: list[Fault] = []
         with suppress(UserError):  # a protocol or a rule may not bear made-up words; the run has real ones
@@ -208,7 +215,8 @@ class RunParts:
         turns, updates = self.protocol.turns, self.args.num_total_batches or MOST_UPDATES
         schedule = self.schedule.resolved(turns, tuple(self.team.agents))
         told = who_learns(schedule, tuple(self.learning_roles()), self.speakers, turns, updates)
-        return [told, *learns_from(self.reward, self.advantage, self.branching, self.args, learners)]
+        algorithms = self.algorithms()
+        return [told, *learns_from(self.reward, algorithms, self.branching, self.args, learners)]
 
     def role_gradients(self) -> RoleGradients:
         """Return what measures and balances the gradients of roles."""
@@ -224,15 +232,25 @@ class RunParts:
             and any(policy.trainable for policy in policies_of.get(name, ()))
         }
 
-    @property
-    def has_critics(self) -> bool:
-        """Whether the advantage reads values, so that policies have critics."""
-        return baseline_of(self.advantage).needs_critic
+    @cached_property
+    def advantages(self) -> dict[str, AdvantageConfig]:
+        """How the credits of each agent become advantages."""
+        return {name: agent.learns_by.advantages(self.advantage) for name, agent in self.team.agents.items()}
+
+    def algorithms(self) -> list[tuple[list[str], AdvantageConfig, MultiAgentPPOConfig]]:
+        """Return for agents that learn alike their names, how their credits become advantages, and their arguments."""
+        alike: dict[str, list[str]] = {}
+        for name in self.learning_roles():
+            alike.setdefault(str(self.team.agents[name].learns_by), []).append(name)
+        firsts = {names[0]: names for names in alike.values()}
+        learns = {name: self.team.agents[name].learns_by for name in firsts}
+        return [(names, self.advantages[n], learns[n].arguments(self.args)) for n, names in firsts.items()]
 
     @property
-    def critic_outputs(self) -> int:
-        """The number of outputs of each critic: one, or one for each turn."""
-        return self.protocol.turns if self.args.critic_per_turn else 1
+    def reads_values(self) -> frozenset[str]:
+        """The policies that have critics: those of agents whose advantages read values."""
+        reading = {name for name, advantage in self.advantages.items() if baseline_of(advantage).needs_critic}
+        return frozenset(p.name for p in self.team.policies.values() if not reading.isdisjoint(p.agents))
 
     @property
     def asks_untrained(self) -> str | None:

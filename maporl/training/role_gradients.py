@@ -37,14 +37,14 @@ class RoleGradients:
         the mean norm divided by the role's, at most by :data:`FURTHEST` and at least by its inverse.
         """
         due = self.balances or (self.every and batch.number % self.every == 0)
-        if not due or batch.plan.critic_only:
+        if not due:
             return {}
         found = {}
         for policy, rows in batch.token_batches.items():
             said = [batch.samples[policy][sample].utterance for sample in rows.sample.tolist()]
             spoken = [u.role or u.agent for u in said]
             roles = sorted(set(spoken))
-            if len(roles) < 2:
+            if len(roles) < 2 or policy in batch.critic_only:
                 continue
             number = torch.tensor([roles.index(role) for role in spoken])
             norms = learning.gradient_norms(policy, rows, number, batch.number - 1)

@@ -85,9 +85,8 @@ def samples_by_policy(
     tokenizers: Mapping[str, Tokenizer],
     plan: Plan,
     update: int,
-    critic_outputs: int = 1,
-    critic_context: str = "dialogue",
-    join_trajectories: bool = False,
+    turns: int = 1,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, list[TrainingSample]]:
     """Return the samples that each policy is trained on, in the order of dialogues and turns.
 
@@ -100,11 +99,11 @@ def samples_by_policy(
         tokenizers: the tokenizers of the policies that are trained.
         plan: the agents and turns that are trained.
         update: the number of the update, for labels.
-        critic_outputs: the number of the critic's outputs. Turn k uses output k, and later turns use the last one.
-        critic_context: what the critic reads before an utterance: all that its agent saw ("dialogue"), the question
-            ("answer"), or the question and all agents' utterances so far ("joint").
-        join_trajectories: whether all utterances of an agent in a dialogue are one trajectory. A turn that was
-            called is a trajectory of its own.
+        turns: the turns of the protocol. With ``critic_per_turn``, turn k uses output k of the critic, and later turns
+            use the last one.
+        options: the options of each policy: ``critic_context`` says what its critic reads before an utterance, and with
+            ``ratio: trajectory`` all utterances of an agent in a dialogue are one trajectory. A turn that was called is
+            a trajectory of its own. None: what the critic reads and trajectories are not asked for.
     """
     samples: dict[str, list[TrainingSample]] = {}
     copies: dict[Name, tuple[TrainingSample, list[float]]] = {}
@@ -119,19 +118,21 @@ def samples_by_policy(
                 credits.append(credit)
                 first.score = sum(credits) / len(credits)
                 continue
+            own = None if options is None else options[utterance.policy]
+            context = "dialogue" if own is None else own.critic_context
             sample = TrainingSample(
                 prompt_ids=utterance.prompt_ids,
                 response_ids=utterance.response_ids,
                 ended=utterance.stop.whole,
                 label=f"update {update}, {where(dialogue, utterance)}",
                 text=utterance.text,
-                head=min(utterance.turn, critic_outputs - 1),
+                head=min(utterance.turn, turns - 1) if own is not None and own.critic_per_turn else 0,
                 score=credit,
                 sampled_logprobs=utterance.logprobs,
-                trajectory=_trajectory(dialogue, utterance) if join_trajectories else None,
+                trajectory=_trajectory(dialogue, utterance) if own is not None and own.ratio == "trajectory" else None,
                 critic_prompt_ids=None
-                if critic_context == "dialogue"
-                else _critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
+                if context == "dialogue"
+                else _critic_prompt(dialogue, utterance, context, tokenizers[utterance.policy]),
                 columns=Columns.of(dialogue, utterance, names, utterance.policy),
                 utterance=utterance,
                 temperature=utterance.temperature,
@@ -239,6 +240,7 @@ class TeamUpdateBatch(UpdateBatch):
         dropped: those of them that were lost, or whose program failed and was to be dropped.
         samples: the samples that each policy is trained on. ``TokenBatch.sample`` has the index of each row's sample.
         compared: which utterances each utterance is compared with (:meth:`maporl.training.assign.Advantages.compared`).
+        critic_only: the policies whose critics alone learn.
     """
 
     task: Task
@@ -247,3 +249,4 @@ class TeamUpdateBatch(UpdateBatch):
     dropped: list[Dialogue] = field(default_factory=list)
     samples: dict[str, list[TrainingSample]] = field(default_factory=dict)
     compared: dict[Name, dict[str, Any]] = field(default_factory=dict)
+    critic_only: frozenset[str] = frozenset()

@@ -27,7 +27,7 @@ from maporl.team.team import Team
 from maporl.text import printable
 from maporl.training import ahead
 from maporl.training.ahead import Ahead
-from maporl.training.assign import Advantages
+from maporl.training.assign import TeamAdvantages
 from maporl.training.check import by_role
 from maporl.training.home import TeamHome
 from maporl.training.learns_from import facts_of, learner_lines
@@ -88,7 +88,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     eval_task: Task | None
     record: RunRecord
     player: Player
-    advantages: Advantages
+    advantages: TeamAdvantages
     untrained: UntrainedCounter
     past_policies: PastPolicies | None
     before: Evaluation | None = None
@@ -139,7 +139,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             {name: engine.remote for name, engine in engines.items()},
             {name: engine.between for name, engine in engines.items()},
             self.parts.asks_untrained,
-            bool(self.args.compares_sampler),
+            all(learner.args.compares_sampler for learner in self.learners.values()),
             self.past_policies is not None,
             distributed.size(),
         )
@@ -247,11 +247,12 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         policies, policies_of, roles = self.team.policies, self.team.policies_of, parts.learning_roles()
         learners = {
             name: facts_of(
-                learner_facts(learner, self.args),
+                learner_facts(learner, learner.args),
                 policies[name].agents,
                 policies[name].adapter is not None,
-                self.args,
-                self.advantages.config,
+                learner.args,
+                {key: getattr(learner.args, key) for key in policies[name].algorithm.of_policy},
+                parts.advantages,
                 player.sampling,
                 roles,
             )
@@ -357,7 +358,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             dialogues=int(self.watch.total["run/the run/dialogues"]),
             learned=learner_lines({name: self.built()["learner"][name]})[0],
             audit="\n- ".join(self.audit.lines()),
-            cliprange=self.args.cliprange,
+            cliprange=self.learners[name].args.cliprange,
         )
 
     def remembering(self) -> dict[str, Remembers]:
@@ -374,13 +375,13 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
 
     def checkpoint_state(self) -> dict:
         """Return the state of the loop, the running means of baselines, and which agents have had a credit."""
-        more = {"baselines": dict(self.advantages.state.means), "credited": sorted(self.untrained.credited)}
+        more = {"baselines": self.advantages.means, "credited": sorted(self.untrained.credited)}
         return super().checkpoint_state() | more
 
     def restore_state(self, state: dict) -> None:
         """Restore what :meth:`checkpoint_state` recorded."""
         super().restore_state(state)
-        self.advantages.state.means = dict(state["baselines"])
+        self.advantages.means = state["baselines"]
         self.untrained.credited = set(state["credited"])
         self.run.go_on()
 

@@ -1,9 +1,9 @@
 """Multi-agent PPO: train the policies and critics of a team of agents together, on their dialogues.
 
 ``MultiAgentPPOTrainer`` only connects five parts. A :class:`maporl.rollout.player.Player` plays dialogues. A
-:class:`maporl.rewards.scoring.Scorer` scores them and assigns credit. :class:`maporl.training.assign.Advantages` turns
-credit into advantages. :class:`trl_ext.learning.learners.Learning` updates the weights. The run folder records the
-results.
+:class:`maporl.rewards.scoring.Scorer` scores them and assigns credit. :class:`maporl.training.assign.TeamAdvantages`
+turns credit into advantages. :class:`trl_ext.learning.learners.Learning` updates the weights. The run folder records
+the results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.training.ahead import Ahead, batches_to_begin
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.assign import Advantages
+from maporl.training.assign import TeamAdvantages
 from maporl.training.collect import Collector
 from maporl.training.dialogue_metrics import measured
 from maporl.training.home import TeamHome, home_of
@@ -137,7 +137,8 @@ class MultiAgentPPOTrainer(TeamLoop):
         home.prepare(parts, self.player, self.past_policies, self.record)
         self.collector = Collector(self.player, parts.branching, args, frozenset(home.learners), self.past_policies)
         with_critic = {name for name, learner in home.learners.items() if learner.critic.gives_values}
-        self.advantages = Advantages(parts.advantage, args, with_critic, parts.reward.sources)
+        options = {name: learner.args for name, learner in home.learners.items()}
+        self.advantages = TeamAdvantages(parts.advantages, options, with_critic, parts.reward.sources)
         self.untrained = UntrainedCounter(bool(parts.reward.rules), parts.own_sources())
         self.distillation, self.role_gradients = parts.distillation(), parts.role_gradients()
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
@@ -169,7 +170,10 @@ class MultiAgentPPOTrainer(TeamLoop):
         number = step + 1 + ahead
         task = next((task for first, task in reversed(self.parts.curriculum) if number >= first), self.task)
         examples = [task[i] for i in self.indices(len(task), ahead)]
-        return TeamUpdateBatch(number, step, examples, task=task, plan=self.schedule.plan(number))
+        plan = self.schedule.plan(number)
+        warmups = {name: self.team.policies[name].algorithm.critic_warmup for name in self.learners}
+        alone = {n for n, own in warmups.items() if (plan.critic_only if own is None else number <= own)}
+        return TeamUpdateBatch(number, step, examples, task=task, plan=plan, critic_only=frozenset(alone))
 
     def collected(self) -> TeamUpdateBatch:
         """Return this update's batch.
@@ -225,9 +229,8 @@ class MultiAgentPPOTrainer(TeamLoop):
                 tokenizers,
                 batch.plan,
                 batch.number,
-                self.parts.critic_outputs,
-                self.args.critic_context,
-                self.args.ratio == "trajectory",
+                self.parts.protocol.turns,
+                {name: learner.args for name, learner in self.learners.items()},
             )
             batch.metrics |= self.untrained.measure(batch, tokenizers)
         batch.counts |= self._due(batch)
@@ -245,7 +248,7 @@ class MultiAgentPPOTrainer(TeamLoop):
         turns = range(max(self.parts.protocol.turns, 1))
         return {
             f"learner/{name}/due": float(
-                not batch.plan.critic_only
+                name not in batch.critic_only
                 and any(batch.plan.learns(a, turn) for a in self.team.policies[name].agents for turn in turns)
             )
             for name in self.learners

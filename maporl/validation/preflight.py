@@ -30,7 +30,7 @@ from maporl.rewards.own_code import check_reward_functions, own_task_warnings
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.tool_checks import OfferedTools
-from maporl.run import ResolvedRun
+from maporl.run import ResolvedRun, each_algorithm
 from maporl.tasks import Mixture, Task, counts
 from maporl.team import memory, model_checks
 from maporl.team.devices import split
@@ -54,7 +54,7 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
         ConfigError: transformers refuses an option, or a package that an option needs is not installed.
         ArgumentError: an objective of the user's own fails, or returns something else than it should.
     """
-    refuse(_options(config.training))
+    refuse(each_algorithm(_options_alone, ResolvedRun(config)))
     try:
         return MultiAgentPPOConfig.from_config(config)
     except UserError:
@@ -65,7 +65,7 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
 
 def _training(run: ResolvedRun) -> Iterator[Fault]:
     """Yield options of the training that transformers refuses, now or during training."""
-    yield from list(_options(run.config.training)) or [
+    yield from list(each_algorithm(_options_alone, run)) or [
         *refused(lambda: training_arguments(run.config)),
         *_rates(run),
     ]
@@ -73,8 +73,8 @@ def _training(run: ResolvedRun) -> Iterator[Fault]:
 
 def _rates(run: ResolvedRun) -> Iterator[Fault]:
     """Yield that the schedule cannot be made for a rate, such as one below the end that it falls to."""
-    training = run.config.training
     for name, facts in planned_learners(run).items() if not run.config.stages else ():
+        training = run.config.of(facts["agents"][0]).training
         for part in ("learning_rate", "critic_learning_rate"):
             for fault in _schedule(training, facts[part]) if facts[part] else ():
                 what = f"{fault.what} (policy {name!r}, {part.replace('_', ' ')} {facts[part]:g})"
@@ -202,13 +202,14 @@ def learned_from(run: ResolvedRun) -> list[str]:
     config, turns = run.config, run.protocol.turns
     schedule = config.schedule.resolved(turns, run.agents)
     told = [who_learns(schedule, tuple(run.learners), run.speakers, turns, config.updates)] if run.learners else []
-    return [*told, *learns_from(config.reward, config.advantage, config.branching, config.ppo, planned_learners(run))]
+    algorithms = [(own.learners, own.config.advantage, own.config.ppo) for own in run.by_algorithm()]
+    return [*told, *learns_from(config.reward, algorithms, config.branching, config.ppo, planned_learners(run))]
 
 
 def planned_learners(run: ResolvedRun) -> dict[str, dict[str, Any]]:
     """Return what each policy that is trained will be (:func:`maporl.training.learns_from.facts_of`)."""
-    config, training = run.config, run.config.training
-    reads_values, spoken = baseline_of(config.advantage).needs_critic, defaultdict(list)
+    config = run.config
+    spoken = defaultdict(list)
     for name, agent in config.agents.items():
         if agent.weights and agent.trainable:
             for policy in policy_names(name, agent, config):
@@ -217,15 +218,18 @@ def planned_learners(run: ResolvedRun) -> dict[str, dict[str, Any]]:
     for policy, agents in spoken.items():
         section = config.agents[agents[0]]
         adapter = bool(section.lora or section.adapter)
-        rates = section.learning_rate, training.learning_rate
-        critic = config.critic_of(section) if reads_values else "none"
+        own, advantages = config.of(agents[0]), {name: config.of(name).advantage for name in agents}
+        reads_values = any(baseline_of(advantage).needs_critic for advantage in advantages.values())
+        critic, training = own.training.critic if reads_values else "none", own.training
         made = {
-            "learning_rate": rate_of(*rates, adapter=adapter),
+            "learning_rate": rate_of(training.learning_rate, adapter=adapter),
             "critic": "" if critic == "none" else critic,
-            "critic_learning_rate": rate_of(training.value_learning_rate, *rates, adapter=adapter),
-            "objective": config.ppo.objective,
+            "critic_learning_rate": rate_of(training.value_learning_rate, training.learning_rate, adapter=adapter),
+            "objective": own.ppo.objective,
         }
-        planned[policy] = facts_of(made, agents, adapter, config.ppo, config.advantage, run.sampling, run.learners)
+        planned[policy] = facts_of(
+            made, agents, adapter, own.ppo, section.learns_by.of_policy, advantages, run.sampling, run.learners
+        )
     return planned
 
 

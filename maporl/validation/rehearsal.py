@@ -130,7 +130,7 @@ class Rehearsal:
             world=self.world,
             branching=config.branching,
             reward=config.reward,
-            advantage=config.advantage,
+            advantages={name: config.of(name).advantage for name in config.agents},
             plans=[schedule.plan(update) for update in range(1, min(config.updates, UPDATES) + 1)],
             questions=config.questions_per_update() * distributed.size(),
         )

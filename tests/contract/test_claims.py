@@ -12,7 +12,7 @@ from folders import ROOT
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl.config.schema import TinySection
-from maporl.studies.sharing.study import Measured, compared
+from maporl.studies.comparing.study import Measured, compared
 from maporl.tiny import build_tiny_tokenizer
 from maporl.validation.load import load
 from maporl.verifier.encoding import chat_of
@@ -142,8 +142,9 @@ def test_the_page_on_sharing_says_what_each_workflow_came_to(workflow, team):
     page = (ROOT / "docs/howto/sharing.md").read_text(encoding="utf-8")
     for measure in ("final turn", "peak", "fall"):
         row = compared(runs)[measure]
-        low, high = (row["difference"] + sign * row["half"] for sign in (-1, 1))
-        told = f"{row['shared']:.1f} | {row['apart']:.1f} | {row['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+        means, difference = row["means"], row["differences"]["apart"]["difference"]
+        low, high = (difference + sign * row["differences"]["apart"]["half"] for sign in (-1, 1))
+        told = f"{means['shared']:.1f} | {means['apart']:.1f} | {difference:+.1f} ({low:+.1f} to {high:+.1f})"
         assert f"| {team} | {measure} | {told} |" in page
 
 

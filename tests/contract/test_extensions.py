@@ -32,6 +32,7 @@ EXTENSIONS = {
     "protocols of methods": Extension(("maporl.methods",), {"protocol": {"name": "route"}}, "protocol.name: route"),
     "loops": Extension(("maporl.loops",), {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}}, "loop:"),
     "crossplay": Extension(("maporl.studies.crossplay",), ("crossplay", "a", "b"), "maporl crossplay"),
+    "compare": Extension(("maporl.studies.comparing",), ("compare", "a", "b", "-o", "x"), "maporl compare"),
     "sharing": Extension(("maporl.studies.sharing",), ("sharing", "-o", "x"), "maporl sharing"),
     "planning": Extension(("maporl.studies.planning",), ("plan", "--cluster", "1x1xH100"), "maporl plan"),
     "verifier": Extension(("maporl.verifier",), ("verifier", "train", "x"), "maporl verifier"),

@@ -14,6 +14,7 @@ from folders import ROOT
 from trl_ext.ppo import losses, maths
 from trl_ext.ppo.advantages import gae_of
 from trl_ext.ppo.options import PPOOptions
+from trl_ext.ppo.value_bins import ValueBins
 
 PAGE = ROOT / "docs/losses.md"
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
@@ -127,7 +128,8 @@ def test_every_choice_of_a_loss_has_a_column_with_numbers():
     for name in ("ratio", "aggregation", "kl_estimator", "value_loss", "engine_tis_mode"):
         choices = set(re.findall(r"'(\w+)'", str(PPOOptions.__dataclass_fields__[name].type)))
         shown_by_default = {PPOOptions.__dataclass_fields__[name].default} if name == "engine_tis_mode" else set()
-        assert choices and options[name] | shown_by_default == choices, name
+        elsewhere = {"hl_gauss"} & choices  # whose critic gives no number, but a distribution, as the table below shows
+        assert choices and options[name] | shown_by_default | elsewhere == choices, name
     named = {"cliprange_high", "dual_clip", "tis_cap", "engine_tis_cap", "entropy_coef"}
     assert named | {"lam", "lam_alpha", "lam_critic"} <= options.keys()
 
@@ -137,3 +139,15 @@ def test_the_penalty_of_the_text_is_what_the_estimate_makes_of_its_coefficient()
         r"With `kl_coef: 0.05` the first token's reward falls by (\d\.\d+)", PAGE.read_text(encoding="utf-8")
     )
     assert float(said[1]) == pytest.approx(0.05 * torch.log(torch.tensor(0.65 / 0.5)).item(), abs=6e-5)
+
+
+def test_the_histograms_of_the_page_are_those_of_a_categorical_critic():
+    rows = re.findall(
+        r"^\| (-?[\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text("utf-8"), re.M
+    )
+    table = [list(map(float, row)) for row in rows if abs(sum(map(float, row[1:])) - 1) < 1e-3]
+    assert len(table) == 3
+    for returned, *shares in table:
+        assert ValueBins(0.0, 1.0, 4, 0.25).targets(torch.tensor([returned]))[0].tolist() == pytest.approx(
+            shares, abs=1e-4
+        )

@@ -41,7 +41,7 @@ def largest_advantage(values, paid):
     trainer = scripted_trainer(copy.deepcopy(values), random_words(11))
     guess(trainer, by_name)
     batch = trainer.score(trainer.collected())
-    apart = trainer.advantages.config.multi_objective_aggregation == "normalize_then_sum"
+    apart = trainer.parts.advantage.multi_objective_aggregation == "normalize_then_sum"
     credit = paid * (sum(trainer.player.scorer.reward.sources.values()) if apart else 1.0)
     credited = [u for dialogue in batch.dialogues for u in dialogue.utterances if "credit" in u.rewards]
     assert credited

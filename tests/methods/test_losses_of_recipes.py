@@ -109,7 +109,7 @@ def test_a_call_and_return_batch_may_be_cut_anywhere(name, tmp_path):
         if name == "matpo":
             trainer.args.num_mini_batches = 2
             halves = [loss_and_gradients(trainer, tokens.take(part), shift=0.01)[0]
-                      for part in trainer.learning.minibatches(tokens, 0, 0)]  # fmt: skip
+                      for part in trainer.learning.minibatches(policy, tokens, 0, 0)]  # fmt: skip
             assert len(halves) == 2 and sum(halves) == pytest.approx(2 * whole, abs=1e-6), policy
 
 
@@ -155,7 +155,7 @@ def test_a_trajectory_is_never_cut(tmp_path):
     tokens = batch.token_batches["planner"]
     tokens.tree = replace(tokens.tree, shared=[0] * len(tokens))  # as if templates rewrote what was said before
     trainer.args.num_mini_batches = 2
-    cuts = trainer.learning.minibatches(tokens, 0, 0) + tokens.microbatches(torch.arange(len(tokens)), 1)
+    cuts = trainer.learning.minibatches("planner", tokens, 0, 0) + tokens.microbatches(torch.arange(len(tokens)), 1)
     for part in cuts:
         rollouts = {batch.samples["planner"][i].columns.values["rollout"] for i in part.tolist()}
         assert len(part) == sum({0: 2, 1: 4, 2: 3, 3: 3}[rollout] for rollout in rollouts)

@@ -325,7 +325,7 @@ def test_one_agent_that_answers_once_has_the_advantages_of_the_single_agent_meth
     values["training"] |= {k: v for k, v in own["training"].items() if k == "critic"}
     trainer = scripted_trainer(values, random_words(7))
     guess(trainer, by_words)
-    config = trainer.advantages.config
+    config = trainer.parts.advantage
     batch = trainer.advantage(trainer.score(trainer.collected()))
     tokens = batch.token_batches["solo"]
     answers, found = [], []

@@ -194,6 +194,24 @@ def test_a_limit_is_drawn_beside_what_it_bounds(tmp_path):
     assert norm["limit"] == (1.0, "max_grad_norm") and norm["part"] == "health"
 
 
+def test_policies_that_learn_by_different_losses_are_not_drawn_on_one_axis(tmp_path):
+    folder = write_run(tmp_path / "run", training={"max_grad_norm": 1.0})
+    more = {"ann/grad_norm": 2.0, "bob/grad_norm": 9.0, "ann/policy/entropy_avg": 1.0, "bob/policy/entropy_avg": 2.0}
+    lines = [json.loads(line) | more for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ann = {"objective": "ppo", "returns": "token_gae", "own": {}}
+    bob = {"objective": "reinforce", "returns": "utterance", "own": {"max_grad_norm": 0.5}}
+    drawn = {chart["title"]: chart for chart in charts(read_run(folder), {"ann": ann, "bob": bob})}
+    norms = {title: chart for title, chart in drawn.items() if title.startswith("Gradient norm")}
+    assert {title: [one["name"] for one in chart["series"]] for title, chart in norms.items()} == {
+        "Gradient norm (ppo, token_gae)": ["ann"], "Gradient norm (reinforce, utterance)": ["bob"],
+    }  # fmt: skip
+    assert [chart["limit"][0] for chart in norms.values()] == [1.0, 0.5]
+    assert [one["name"] for one in drawn["Entropy"]["series"]] == ["ann, ppo, token_gae", "bob, reinforce, utterance"]
+    alike = {chart["title"]: chart for chart in charts(read_run(folder), {"ann": ann, "bob": ann})}
+    assert [one["name"] for one in alike["Gradient norm"]["series"]] == ["ann", "bob"]
+
+
 def test_charts_have_intervals_over_the_questions_of_an_update(tmp_path):
     run = read_run(write_run(tmp_path / "run"))
     by_title = {chart["title"]: chart for chart in charts(run)}

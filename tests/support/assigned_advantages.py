@@ -33,7 +33,7 @@ def assigned(dialogues, gamma, lam, token_gamma, token_lam, returns="bi_level_ga
     for i, (_, _, _, values, _) in enumerate(said):
         rows.values[i, rows.sampled_mask[i]] = torch.tensor(values)
     config = AdvantageConfig(returns=returns, baseline="critic", scale="none", key=(), gamma=gamma, lam=lam)
-    Advantages(config, PPOOptions(gamma=token_gamma, lam=token_lam, kl_coef=0.0), {"p"}).assign(
+    Advantages(config, {"p": PPOOptions(gamma=token_gamma, lam=token_lam, kl_coef=0.0)}, {"p"}).assign(
         {"p": rows}, {"p": columns}
     )
     picked = [rows.sampled_mask[i] for i in range(len(said))]

@@ -83,8 +83,8 @@ class Engine:
 
 
 def spec(replicas=2, rows=None, devices=2, vllm=()):
-    of_run = {"args": None, "objective": None, "stops": {}, "seed": 0, "past": {}, "vllm": dict.fromkeys(vllm)}
-    return GroupSpec("ann", None, ("ann",), ("ann",), 1, False, 1, devices, "replicated", replicas, rows, **of_run)
+    of_run = {"args": None, "objectives": {}, "stops": {}, "seed": 0, "past": {}, "vllm": dict.fromkeys(vllm)}
+    return GroupSpec("ann", None, ("ann",), ("ann",), 1, (), 1, devices, "replicated", replicas, rows, **of_run)
 
 
 def row(number, calls=None):

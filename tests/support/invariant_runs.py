@@ -110,7 +110,7 @@ def guess(trainer: MultiAgentPPOTrainer, key: Callable[[Any], Hashable]) -> None
             for row, index in enumerate(batch.sample.tolist()):
                 own = key(samples[policy][index])
                 for place, column in enumerate(batch.sampled_mask[row].nonzero().flatten().tolist()):
-                    if policy in trainer.advantages.critics:
+                    if trainer.learners[policy].critic.gives_values:
                         batch.values[row, column] = number("value", own, place)
                     batch.ref_logprobs[row, column] = batch.old_logprobs[row, column] + number("kl", own, place)
         return batches, metrics

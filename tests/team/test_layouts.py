@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,7 +174,8 @@ def test_what_each_critic_reads(pair, tmp_path):
     tokenizer = trainer.learners["ann"].tokenizer
 
     def read(context):
-        answers = samples_by_policy([dialogue], {"ann": tokenizer}, Plan(), 1, 3, context)["ann"]
+        options = {"ann": SimpleNamespace(critic_context=context, critic_per_turn=True, ratio="token")}
+        answers = samples_by_policy([dialogue], {"ann": tokenizer}, Plan(), 1, 3, options)["ann"]
         return answers[-1].critic_prompt_ids
 
     assert read("dialogue") is None

@@ -40,8 +40,8 @@ def assert_same(one, other):
         assert (loaded.role, loaded.system) == (agent.role, agent.system)
     for name, policy in one.policies.items():
         loaded = other.policies[name]
-        assert (loaded.trainable, loaded.learning_rate, loaded.critic) == (
-            policy.trainable, policy.learning_rate, policy.critic,
+        assert (loaded.trainable, loaded.algorithm) == (
+            policy.trainable, policy.algorithm,
         )  # fmt: skip
         assert loaded.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
         assert loaded.tokenizer.chat_template == policy.tokenizer.chat_template

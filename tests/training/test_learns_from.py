@@ -21,13 +21,13 @@ from maporl.validation.preflight import learned_from
 from trl_ext.ppo.options import PPOOptions
 
 MADE = {"learning_rate": 1e-4, "critic": "head", "critic_learning_rate": 2e-4, "objective": "ppo"}
-ANN = facts_of(MADE, ["ann"], True, PPOOptions(), AdvantageConfig(), TeamSampling(), {"ann": None})
+ANN = facts_of(MADE, ["ann"], True, PPOOptions(), {}, {"ann": AdvantageConfig()}, TeamSampling(), {"ann": None})
 
 
 def told(reward=None, advantage=None, branching=None, ppo=None):
     return learns_from(
         reward or RewardSection(),
-        advantage or AdvantageConfig(),
+        [(["ann"], advantage or AdvantageConfig(), ppo or PPOOptions(kl_coef=0.0))],
         branching or BranchingSection(),
         ppo or PPOOptions(kl_coef=0.0),
         {"ann": ANN},

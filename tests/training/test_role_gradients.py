@@ -54,7 +54,7 @@ def test_the_gradients_of_roles_add_up_to_the_gradient_of_the_policy(tmp_path):
     trainer = build_trainer(from_dict(values_of(tmp_path)), quiet=True)
     batch, rows, part = with_advantages(trainer)
     (learner,) = trainer.learners.values()
-    index = trainer.learning.minibatches(rows, 0, 0)[0]
+    index = trainer.learning.minibatches("one", rows, 0, 0)[0]
     totals = Totals.of(rows, index, trainer.args)
     whole = gradient(learner, rows, index, totals)
     parts = [gradient(learner, rows, index[part[index] == number], totals) for number in (0, 1)]

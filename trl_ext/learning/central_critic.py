@@ -51,7 +51,7 @@ class CentralCritic:
     def __init__(self, model: nn.Module, args: PPOv2Config, outputs: int = 1):
         self.model: Any = _whole_copy(model).float().requires_grad_(True)
         quiet(self.model)
-        self.head = ValueHead(head_width(self.model), outputs)
+        self.head = ValueHead(head_width(self.model), outputs, args)
         self.args = args
         if args.critic_freeze == "attention":
             freeze_attention(self.model, "the central critic")

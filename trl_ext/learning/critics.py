@@ -20,31 +20,38 @@ from trl_ext.models.forward import base_of, head_width, states_of
 from trl_ext.models.randomness import recomputes
 from trl_ext.models.weights import WeightsError, load_tensors
 from trl_ext.ppo.batch import TokenBatch
+from trl_ext.ppo.options import PPOOptions
+from trl_ext.ppo.value_bins import ValueBins
 
 
 class ValueHead(nn.Module):
     """The linear map ``V = W h + b`` in float32, whatever the precision of the hidden states.
 
     It may have several outputs, for example one for each turn. It starts at zero, so that the first advantages are the
-    returns rather than noise.
+    returns rather than noise. With ``value_loss: hl_gauss`` each output is the logits of ``bins`` bins, and the first
+    values are the middle of their range.
     """
 
-    def __init__(self, hidden_size: int, outputs: int = 1):
+    def __init__(self, hidden_size: int, outputs: int = 1, args: PPOOptions | None = None):
         super().__init__()
-        self.linear = nn.Linear(hidden_size, outputs, dtype=torch.float32)
+        bins = None if args is None else ValueBins.of(args)
+        self.bins = 1 if bins is None else bins.count
+        self.linear = nn.Linear(hidden_size, outputs * self.bins, dtype=torch.float32)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor, output: Tensor | None = None) -> Tensor:
-        """Return the values [M] of hidden states [M, H].
+        """Return the values [M] of hidden states [M, H], or their logits [M, B] over B bins.
 
         ``output`` [M] picks each row's output, such as its turn. By default output 0 is taken.
         """
         with torch.autocast(hidden.device.type, enabled=False):  # ZeRO-3 keeps the weights in the model's dtype
             values = linear(hidden.float(), self.linear.weight.float(), self.linear.bias.float())
+        if self.bins > 1:
+            values = values.view(len(hidden), -1, self.bins)
         if output is None:
             return values[:, 0]
-        return values.gather(1, output.unsqueeze(1)).squeeze(1)
+        return values[torch.arange(len(hidden), device=output.device), output]
 
 
 def attention_of(named: Mapping[str, nn.Parameter], where: str) -> list[nn.Parameter]:
@@ -135,7 +142,7 @@ class Critic:
         """Build the parts."""
 
     def values(self, rows: TokenBatch, hidden: Tensor) -> Tensor | None:
-        """Return the values [M] at the sampled tokens of ``rows``, or None without a critic.
+        """Return the values [M] at the sampled tokens of ``rows``, their logits [M, B], or None without a critic.
 
         ``hidden`` [M, H] are the hidden states of the policy's own forward there. A critic with other weights or
         another context runs its own forward, in the precision of the caller's autocast.
@@ -181,7 +188,7 @@ class HeadCritic(Critic):
     kind = "head"
 
     def build(self, outputs: int, value_model: Any) -> None:
-        self.head = ValueHead(head_width(self.policy.model), outputs)
+        self.head = ValueHead(head_width(self.policy.model), outputs, self.args)
 
     def values(self, rows: TokenBatch, hidden: Tensor) -> Tensor:
         detached = self.args.detach_critic or rows.critic_only
@@ -215,7 +222,7 @@ class AdapterCritic(Critic):
         copy_adapter(policy.model, policy.adapter, self.adapter, trainable=True)
         if self.args.critic_freeze == "attention":
             policy.freeze(attention_of(self._trained(), f"policy {policy.name!r}: critic 'adapter'"))
-        self.head = ValueHead(head_width(policy.model), outputs)
+        self.head = ValueHead(head_width(policy.model), outputs, self.args)
 
     def values(self, rows: TokenBatch, hidden: Tensor) -> Tensor:
         with self.policy.active(self.adapter):
@@ -259,12 +266,17 @@ class ModelCritic(Critic):
                     "than 'score', which would not be read; pass its transformer, a language model, or an architecture "
                     "whose classifier has a score"
                 )
-            self.head = ValueHead(head_width(self.model), outputs)
-        elif self.model.config.num_labels != outputs:
+            self.head = ValueHead(head_width(self.model), outputs, self.args)
+        elif self.model.config.num_labels != (needed := self._labels(outputs)):
             raise ValueError(
                 f"policy {name!r}: value_model has {self.model.config.num_labels} outputs for each token, and the "
-                f"critic needs {outputs}; load it with num_labels={outputs}"
+                f"critic needs {needed}; load it with num_labels={needed}"
             )
+
+    def _labels(self, outputs: int) -> int:
+        """Return the outputs that a classifier has for each token: one value, or the logits of its bins."""
+        bins = ValueBins.of(self.args)
+        return outputs if bins is None else outputs * bins.count
 
     def _copied(self) -> Any:
         with self.policy.active():

@@ -48,6 +48,7 @@ from trl_ext.models.randomness import quiet, set_recomputation
 from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
 from trl_ext.ppo.losses import Totals, micro_batch_loss, objective_of
 from trl_ext.ppo.options import rate_of
+from trl_ext.ppo.value_bins import ValueBins
 from trl_ext.process import distributed
 from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.holder import Holder
@@ -60,12 +61,14 @@ logger = logging.getLogger(__name__)
 class PolicyOutput:
     """What one forward computes at the M sampled tokens of its rows, in row-major order. Every tensor is [M].
 
-    ``values`` is None without a critic. ``entropies`` is None where they were not asked for.
+    ``values`` is None without a critic. ``entropies`` is None where they were not asked for. ``value_logits`` [M, B]
+    are those of a categorical critic (:class:`trl_ext.ppo.value_bins.ValueBins`), of which ``values`` are the means.
     """
 
     logprobs: Tensor
     values: Tensor | None
     entropies: Tensor | None
+    value_logits: Tensor | None = None
 
 
 @dataclass
@@ -306,7 +309,10 @@ class Learner:
             hidden, logprobs, entropy = self._read(model, rows, entropies, wanted)
         with self.autocast():
             values = self.critic.values(rows, hidden)
-        return PolicyOutput(logprobs, values, entropy)
+        bins = ValueBins.of(self.args)
+        if bins is None or values is None:
+            return PolicyOutput(logprobs, values, entropy)
+        return PolicyOutput(logprobs, bins.values(values), entropy, values)
 
     def _read(self, model: Any, rows: TokenBatch, entropies: bool = False, entropy_gradient: bool = False):
         """Return hidden states, log-probabilities and entropies at the sampled tokens of ``rows`` under ``model``."""

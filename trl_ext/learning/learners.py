@@ -46,7 +46,7 @@ class Learning:
         self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
     ):
         for name, learner in learners.items():
-            if args.critic_updates > 1 and learner.strategy.steps_all:
+            if learner.args.critic_updates > 1 and learner.strategy.steps_all:
                 raise ValueError(
                     f"critic_updates: while the critic of policy {name!r} learns alone, DeepSpeed would move its "
                     "policy by the moments of earlier steps; set it to 1, or use FSDP or neither"
@@ -61,7 +61,7 @@ class Learning:
         """What the first minibatch of the present update may reuse, by learner."""
 
     def token_batches(
-        self, completions: Mapping[str, Sequence[Completion]], critic_only: bool = False
+        self, completions: Mapping[str, Sequence[Completion]], critic_only: Collection[str] = ()
     ) -> tuple[dict[str, TokenBatch], dict[str, Metrics]]:
         """Build each learner's token batch, with old log-probabilities and values.
 
@@ -69,7 +69,7 @@ class Learning:
 
         Args:
             completions: what each learner is trained on.
-            critic_only: whether the batches train the critics only, while the policies keep their weights.
+            critic_only: the learners whose critics alone are trained, while their policies keep their weights.
 
         Returns:
             The token batches and their statistics, both by learner.
@@ -82,16 +82,18 @@ class Learning:
         if not self._limited:  # the first rollouts are over, and everything but gradients and moments is in memory
             limit_microbatches(self.learners.values(), free_bytes)
             self._limited = True
-        built = self._on_all_devices(completions, lambda name: self._token_batch(name, completions[name], critic_only))
+        built = self._on_all_devices(
+            completions, lambda name: self._token_batch(name, completions[name], name in critic_only)
+        )
         return {name: batch for name, (batch, _) in built.items()}, {name: more for name, (_, more) in built.items()}
 
     def _token_batch(self, name: str, sampled: Sequence[Completion], critic_only: bool) -> tuple[TokenBatch, Metrics]:
         """Return the token batch of a learner and its statistics."""
         learner = self.learners[name]
-        if critic_only and learner.strategy.steps_all and self.args.weight_decay:
+        if critic_only and learner.strategy.steps_all and learner.args.weight_decay:
             raise ValueError(
                 f"critic_warmup: DeepSpeed would decay the weights of policy {name!r} while its critic learns; "
-                f"expected weight_decay 0, got {self.args.weight_decay}; set it to 0, or use FSDP"
+                f"expected weight_decay 0, got {learner.args.weight_decay}; set it to 0, or use FSDP"
             )
         device = learner.device
         batch = build_token_batch(sampled, device, critic_only)
@@ -110,7 +112,8 @@ class Learning:
         return batch, metrics | as_counts({"sequences": answers, "ended": ended, "tokens": length})
 
     def update(self, batches: dict[str, TokenBatch], step: int) -> tuple[dict[str, Metrics], float]:
-        """Train every learner: ``num_ppo_epochs`` passes over its batch, with ``num_mini_batches`` steps in each.
+        """Train every learner: ``num_ppo_epochs`` passes over its batch, with ``num_mini_batches`` steps in each, both
+        of its own arguments. The k-th passes of all learners, and in them their k-th steps, are made together.
 
         Args:
             batches: the token batches by learner, with advantages.
@@ -125,7 +128,7 @@ class Learning:
             ForwardsDiffer: in a learner's first minibatch, two forwards of the same weights differ, or in the run's
                 first update what was sampled is not what is trained on.
         """
-        args = self.args
+        options = {name: self.learners[name].args for name in batches}
         collected: dict[str, list[Metrics]] = {name: [] for name in batches}
         central_norms: list[float] = []
         active = set(batches)  # learners that target_kl has not stopped
@@ -134,10 +137,12 @@ class Learning:
         if step == 0:
             for name, gap in self._gaps.items():
                 check_samples(self.learners[name], batches.get(name), gap)
-        for epoch in range(args.num_ppo_epochs):
-            minibatches = {name: self.minibatches(batch, step, epoch) for name, batch in batches.items()}
-            for number in range(args.num_mini_batches):
-                stepping = [n for n in minibatches if n in active and self._any_rows(minibatches[n][number])]
+        for epoch in range(max((own.num_ppo_epochs for own in options.values()), default=0)):
+            passing = {name: batch for name, batch in batches.items() if epoch < options[name].num_ppo_epochs}
+            minibatches = {name: self.minibatches(name, batch, step, epoch) for name, batch in passing.items()}
+            for number in range(max(map(len, minibatches.values()))):
+                there = [name for name, parts in minibatches.items() if number < len(parts) and name in active]
+                stepping = [name for name in there if self._any_rows(minibatches[name][number])]
                 indices = {name: minibatches[name][number] for name in stepping}
                 for name, measures in self._accumulated(batches, indices).items():
                     collected[name].append(measures)
@@ -149,9 +154,10 @@ class Learning:
                 norms = self._on_all_devices(stepping, lambda name: self.learners[name].step())
                 for name, norm in norms.items():
                     collected[name][-1]["grad_norm"] = norm
-                    if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
+                    most = options[name].target_kl
+                    if most is not None and collected[name][-1]["approx_kl"] > most:
                         active.discard(name)
-                if self.central is not None and stepping:
+                if self.central is not None and self._read_central(stepping):
                     central_norms.append(self.central.step())
                 self._train_critics(batches, indices)
         merged = {name: update_metrics(c) | self.learners[name].trained.rates() for name, c in collected.items()}
@@ -159,8 +165,8 @@ class Learning:
             moved = int(not torch.equal(before, self.learners[name].strategy.probe()))
             counts[name]["moved"] = float(distributed.all_reduce_max(moved, self.device))
             merged[name] |= as_counts(counts[name])
-        if args.target_kl is not None:
-            for name in merged:
+        for name in merged:
+            if options[name].target_kl is not None:
                 merged[name]["policy/stopped_early"] = float(name not in active)
         if self.central is not None and central_norms:
             merged["central_critic"] = {"grad_norm": mean([*central_norms])} | self.central.trained.rates()
@@ -175,12 +181,18 @@ class Learning:
 
     def _train_critics(self, batches: Mapping[str, TokenBatch], indices: Mapping[str, torch.Tensor]) -> None:
         """Make the further steps of the critics for a step of the policies (``critic_updates``), on minibatches."""
-        indices = {name: rows for name, rows in indices.items() if self.learners[name].critic.gives_values}
-        for _ in range(self.args.critic_updates - 1 if indices else 0):
-            self._accumulated({name: replace(batches[name], critic_only=True) for name in indices}, indices)
-            self._on_all_devices(list(indices), lambda name: self.learners[name].step())
-            if self.central is not None:
+        learners = {name: self.learners[name] for name in indices if self.learners[name].critic.gives_values}
+        for further in range(1, max((learner.args.critic_updates for learner in learners.values()), default=1)):
+            again = [name for name, learner in learners.items() if further < learner.args.critic_updates]
+            rows = {name: indices[name] for name in again}
+            self._accumulated({name: replace(batches[name], critic_only=True) for name in again}, rows)
+            self._on_all_devices(again, lambda name: self.learners[name].step())
+            if self.central is not None and self._read_central(again):
                 self.central.step()
+
+    def _read_central(self, names: Iterable[str]) -> bool:
+        """Return whether one of the learners ``names`` has the central critic."""
+        return any(self.learners[name].critic.kind == "central" for name in names)
 
     def logprobs(self, name: str, completions: Sequence[Completion]) -> list[list[float]]:
         """Return the log-probability of each token of ``completions`` under the present weights of a learner.
@@ -204,8 +216,8 @@ class Learning:
             step: the number of updates made so far, which decides about the minibatch.
         """
         learner, norms = self.learners[name], []
-        index = self.minibatches(batch, step, 0)[0]
-        totals = Totals.of(batch, index, self.args)
+        index = self.minibatches(name, batch, step, 0)[0]
+        totals = Totals.of(batch, index, learner.args)
         for part in range(int(parts.max()) + 1):
             learner.accumulate(batch, index[parts[index] == part], totals=totals)
             gradients = [p.grad.norm() for p in learner.policy.parameters().values() if p.grad is not None]
@@ -215,17 +227,17 @@ class Learning:
                 self.central.trained.optimizer.zero_grad(set_to_none=True)
         return norms
 
-    def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
-        """Deal the inseparable rows of all processes to ``num_mini_batches`` minibatches of nearly equal size, by seed.
+    def minibatches(self, name: str, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
+        """Deal the inseparable rows of all processes to a learner's ``num_mini_batches`` minibatches, by seed.
 
-        Of as many successive ones as there are minibatches, each gets one at random. So a minibatch has the same rows
-        however many processes there are, and every process has nearly equally many of them. All processes call this
-        together.
+        They have nearly equal sizes: of as many successive rows as there are minibatches, each gets one at random. So a
+        minibatch has the same rows however many processes there are, and every process has nearly equally many of them.
+        All processes call this together.
 
         Returns:
             The indices of this process's rows in each minibatch.
         """
-        together, most = batch.inseparable(), self.args.num_mini_batches
+        together, most = batch.inseparable(), self.learners[name].args.num_mini_batches
         counts: list[int] = distributed.all_gather(len(together))
         first = sum(counts[: distributed.rank()])
         rng = np.random.default_rng([self.args.seed, step, epoch])

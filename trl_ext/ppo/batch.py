@@ -261,6 +261,14 @@ class TokenBatch:
         critic = self.critic.take(index) if self.critic is not None else None
         return replace(self, **chosen, tree=tree, critic=critic)
 
+    def put(self, index: Tensor, part: "TokenBatch") -> None:
+        """Take over the advantages of ``part``, which has the rows at ``index`` (:meth:`take`)."""
+        for name, value in part.marked("assigned").items():
+            column = getattr(self, name)
+            rows = column.index_select(0, index.to(column.device))
+            rows[(..., slice(value.shape[1])) if value.dim() == 2 else ...] = value
+            column[index.to(column.device)] = rows
+
     def to_read(self, limits: TreeLimits | None) -> "ToRead":
         """Return what one forward over these rows must read, by a model that reads trees as far as ``limits``.
 

@@ -21,6 +21,7 @@ from trl_ext.errors import ArgumentError, one_line
 from trl_ext.ppo import maths
 from trl_ext.ppo.batch import TokenBatch
 from trl_ext.ppo.options import PPOOptions
+from trl_ext.ppo.value_bins import ValueBins
 from trl_ext.process import distributed
 
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor, PPOOptions], tuple[Tensor, dict[str, Tensor]]]
@@ -228,7 +229,7 @@ def micro_batch_loss(
     The measures are numbers of no dimension on the device, because reading them would wait for it.
 
     ``out`` is the learner's output at the sampled tokens of ``rows``: log-probabilities, values or None, entropies or
-    None.
+    None, and the logits of values that are distributions.
     """
     mask, sampled = rows.sampled_mask, rows.sampled
     new = _spread(out.logprobs, mask.shape, *sampled)
@@ -258,13 +259,18 @@ def micro_batch_loss(
     if out.values is not None:
         # the mask is on the host, so reading by it waits for nothing
         trained = rows.value_mask[rows.sampled_on_host]
-        terms, clips = maths.value_loss_terms(
-            out.values[trained],
-            rows.values[sampled][trained],
-            rows.returns[sampled][trained],
-            options.cliprange_value,
-            options.huber_delta if options.value_loss == "huber" else None,
-        )
+        returns = rows.returns[sampled][trained]
+        if (bins := ValueBins.of(options)) is not None:
+            terms = bins.losses(out.value_logits[trained], returns)
+            clips = torch.zeros_like(terms)
+        else:
+            terms, clips = maths.value_loss_terms(
+                out.values[trained],
+                rows.values[sampled][trained],
+                returns,
+                options.cliprange_value,
+                options.huber_delta if options.value_loss == "huber" else None,
+            )
         value_loss, value_clipped = terms.sum() / totals.values, clips.sum() / totals.values
         valued = valued + len(terms)
         loss = loss + options.vf_coef * value_loss

@@ -86,14 +86,14 @@ def _bounded(kind: type) -> list[tuple[str, bool, list[tuple[str, float]]]]:
     return found
 
 
-def _described(schema: dict[str, Any], kind: Any) -> None:
-    """Put the help that stands beside each field into the JSON schema of its class."""
+def described(schema: dict[str, Any], kind: Any) -> None:
+    """Put the help that stands beside each field of ``kind`` into the JSON schema of it, or of some of its fields."""
     for declared in fields(kind):
-        if told := declared.metadata.get("help"):
+        if (told := declared.metadata.get("help")) and declared.name in schema["properties"]:
             schema["properties"][declared.name]["description"] = told
 
 
-READ: dict[str, Any] = {"extra": "forbid", "json_schema_extra": _described}
+READ: dict[str, Any] = {"extra": "forbid", "json_schema_extra": described}
 """How pydantic reads a class of options: an unknown key is an error, and editors are shown the help of each key."""
 
 
@@ -313,9 +313,19 @@ class PPOOptions:
         "divided by the number of rollouts (per_main_rollout, MATPO).",
     )
     entropy_coef: NotNegative = option(0.0, "Weight of the entropy bonus.")
-    value_loss: Literal["clipped", "huber"] = option(
+    value_loss: Literal["clipped", "huber", "hl_gauss"] = option(
         "clipped",
-        "Critic's loss: clipped (squared error) or huber, which is clipped too.",
+        "Critic's loss: clipped (squared error), huber, which is clipped too, or hl_gauss: the critic gives a "
+        "distribution over bins, which learns histograms of returns by cross-entropy (arXiv 2403.03950, 2608.02181).",
+    )
+    value_bins: Annotated[int, Ge(2)] = option(101, "For hl_gauss: the number of bins.")
+    value_range: list[float] | None = option(
+        None,
+        "For hl_gauss: the smallest and the largest return, as [0.0, 1.0]. A return beyond it counts as its end. None: "
+        "the range that the scores of a team can take, where its rewards have one.",
+    )
+    value_sigma: AboveZero = option(
+        0.75, "For hl_gauss: the standard deviation of the histogram of a return, in widths of a bin."
     )
     huber_delta: AboveZero = option(10.0, "Error at which the Huber loss turns linear.")
     vf_coef: NotNegative = option(0.1, "Weight of the critic's loss.")
@@ -359,6 +369,14 @@ class PPOOptions:
                 "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only "
                 "add noise"
             )
+        if self.value_range is not None:
+            ends = list(self.value_range)
+            numbers_only = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
+            if len(ends) != 2 or not numbers_only or ends[0] >= ends[1]:
+                raise ValueError(
+                    "value_range: expected two numbers, the smaller one first, as [0.0, 1.0], got "
+                    f"{self.value_range!r:.80}"
+                )
         gib = self.keep_states_gib
         if gib is not None and not (isinstance(gib, int | float) and 0 < gib < math.inf):
             raise ValueError(
@@ -388,6 +406,7 @@ class PPOOptions:
     def for_critics(self) -> list[str]:
         """The options that are set and that change nothing without a critic."""
         chosen = {
+            "value_loss": self.value_loss == "hl_gauss",
             "lam_alpha": self.lam_alpha is not None,
             "lam_critic": self.lam_critic is not None,
             "critic_updates": self.critic_updates > 1,
@@ -403,6 +422,10 @@ class PPOOptions:
     def batch_rows(self) -> int:
         """The most rows of a batch of whatever does not choose it by the free memory."""
         return self.local_rollout_forward_batch_size or BATCH_ROWS
+
+
+CriticKind = Literal["head", "adapter", "model", "central", "none"]
+CriticFreeze = Literal["none", "attention"]
 
 
 @options()
@@ -426,14 +449,14 @@ class LearnerOptions:
         None, "Learning rate of the critic; default: learning_rate, of which None goes by what the critic trains."
     )
     lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
-    critic: Literal["head", "adapter", "model", "central", "none"] = option(
+    critic: CriticKind = option(
         "head",
         "Critic when no value_model is passed: a linear head on the policy's trunk (head), an adapter with a head "
         "(adapter), a separate model (model), one separate model for all policies of a team (central), or none "
         "(none; the advantage is the whitened return).",
     )
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
-    critic_freeze: Literal["none", "attention"] = option(
+    critic_freeze: CriticFreeze = option(
         "none",
         "What of a critic with a trunk of its own (critic: adapter, model or central) does not learn: nothing, or its "
         "attention (attention; SAO), so that its other layers and its head learn.",

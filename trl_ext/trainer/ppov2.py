@@ -262,7 +262,7 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
         """
         check_completions(batch.completions, self._vocabulary())
         critic_only = batch.number <= self.args.critic_warmup
-        batches, metrics = self.learning.token_batches({"policy": batch.completions}, critic_only)
+        batches, metrics = self.learning.token_batches({"policy": batch.completions}, ["policy"] if critic_only else ())
         has_critic = self.learners["policy"].critic.gives_values
         gathered = GlobalBatch.of(batches["policy"])
         metrics["policy"] |= assign_advantages(gathered.rows, self.args, has_critic)

@@ -144,10 +144,12 @@ def _speakers(config: Config) -> dict[str, AgentSection]:
 def _bases(config: Config) -> dict[str, tuple]:
     """Return by policy what policies of one group have in common by default."""
     bases: dict[str, tuple] = {}
-    for policy, section in _speakers(config).items():
+    for name, section in config.agents.items():
         shares = section.tiny is None and (section.lora or section.adapter)
-        central = section.trainable and config.critic_of(section) == "central"
-        bases[policy] = ("central critic",) if central else base_key(section) if shares else (policy,)
+        central = section.trainable and config.of(name).training.critic == "central"
+        for policy in policy_names(name, section, config) if section.weights else ():
+            together = ("central critic",) if central else base_key(section) if shares else (policy,)
+            bases.setdefault(policy, together)
     return bases
 
 

@@ -6,7 +6,7 @@ it is what runs without a backend: :class:`trl_ext.learning.learners.Learning`.
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -136,10 +136,10 @@ class LearnerProcess:
             os.environ |= {"ACCELERATE_USE_CPU": str(args.use_cpu).lower(), "DS_ACCELERATOR": "cpu"}
         if self._has_world:
             os.environ |= self._world(address, port, on_cpu)
-        OBJECTIVES[args.objective] = spec.objective
+        OBJECTIVES.update(spec.objectives)
         team = load_part(spec, spec.trained, receives=self.rank > 0)
-        central = team.build_central_critic(args, spec.outputs) if spec.critics else None
-        learners = team.build_learners(args, spec.outputs, spec.critics, central)
+        central = team.build_central_critic(args, spec.turns, spec.reading)
+        learners = team.build_learners(args, spec.turns, spec.reading, central)
         accelerator = Accelerator(
             cpu=args.use_cpu
         )  # from here on, from_pretrained would shard what it loads under ZeRO-3
@@ -170,7 +170,7 @@ class LearnerProcess:
         )
 
     def annotate(
-        self, samples: Mapping[str, Samples], critic_only: bool
+        self, samples: Mapping[str, Samples], critic_only: Collection[str]
     ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Metrics]]:
         """Take the samples of an update, and return what the weights say of their tokens.
 

@@ -33,14 +33,14 @@ class GroupSpec:
         policies: the policies of the group.
         trained: those of them that are trained.
         updates: the number of updates of the run, over which learning rates are scheduled.
-        critics: whether the policies have critics.
-        outputs: the number of outputs of each critic.
+        reading: the policies whose advantages read a critic's values.
+        turns: the turns of the protocol.
         devices: the number of processes that train.
         strategy: how they hold the weights (:class:`maporl.integrations.ray.section.LearnerPlaces`).
         replicas: the number of processes that sample.
         rows: the most answers that one of them samples at a time. None: all that are asked for.
         args: the trainer's arguments, a :class:`maporl.MultiAgentPPOConfig` without devices (:func:`without_devices`).
-        objective: the function that ``args.objective`` names.
+        objectives: the functions that the policies' ``objective`` name, by name.
         stops: what ends the completions of each policy: token ids, and strings.
         seed: torch's seed, with which new adapters are drawn.
         past: for each policy that speaks with past weights of another one, the name of that one.
@@ -52,14 +52,14 @@ class GroupSpec:
     policies: tuple[str, ...]
     trained: tuple[str, ...]
     updates: int
-    critics: bool
-    outputs: int
+    reading: tuple[str, ...]
+    turns: int
     devices: int
     strategy: str
     replicas: int
     rows: int | None
     args: Any
-    objective: Callable[..., Any]
+    objectives: Mapping[str, Callable[..., Any]]
     stops: Mapping[str, tuple[frozenset[int], tuple[str, ...]]]
     seed: int
     past: Mapping[str, str] = field(default_factory=dict)

@@ -106,7 +106,7 @@ class RayBackend(TeamHome):
         """A handle of the weights that each policy has sent last."""
         self._versions: dict[str, int] = {}
         """How often each policy that is not trained was given weights."""
-        self._critics, self._outputs = True, 1
+        self._reading, self._turns = tuple[str, ...](), 1
         self._record: RunRecord | None = None
         """What keeps the team's weights for the processes, if no configuration says where these are."""
         self._told: dict[str, Any] = {}
@@ -142,17 +142,19 @@ class RayBackend(TeamHome):
         """Read from the parts of the run which groups there are, and what the driver knows of each learner."""
         config = parts.config or record.describe_team(parts.team, parts.args, parts.engine_options)
         self._record = record if parts.config is None else None
-        self.describe(config, parts.team, parts.args, parts.has_critics, parts.critic_outputs)
+        self.describe(config, parts.team, parts.args, parts.reads_values, parts.protocol.turns)
 
-    def describe(self, config: Config, team: Team, args: MultiAgentPPOConfig, critics: bool, outputs: int = 1) -> None:
+    def describe(
+        self, config: Config, team: Team, args: MultiAgentPPOConfig, reading: Collection[str] = (), turns: int = 1
+    ) -> None:
         """Fill in ``learners``: what the driver knows of each learner of ``team``, whose models have no weights here.
 
         Args:
             config: describes the team, which the processes load.
             team: the team.
             args: the trainer's arguments.
-            critics: whether policies have critics.
-            outputs: the number of outputs of each critic.
+            reading: the policies whose advantages read a critic's values.
+            turns: the turns of the protocol.
 
         Raises:
             ConfigError: the groups do not fit the policies, or something does not work with groups.
@@ -169,22 +171,18 @@ class RayBackend(TeamHome):
         self._vllm = vllm_of(config, self.groups)
         trained = [name for name, policy in team.policies.items() if policy.trainable]
         refuse(place_faults(self.section, self.groups, trained, self._vllm, args.async_depth))
-        learners: dict[str, Any] = {
-            name: RemoteLearner(
+        learners: dict[str, Any] = {}
+        for name, kind in team.critics(args, reading).items():
+            policy = team.policies[name]
+            own, adapter = policy.algorithm.arguments(args), policy.adapter is not None
+            learners[name] = RemoteLearner(
                 name,
                 policy.tokenizer,
-                CRITICS[(policy.critic or args.critic) if critics else "none"],
-                rate_of(policy.learning_rate, args.learning_rate, adapter=policy.adapter is not None),
-                rate_of(
-                    args.value_learning_rate,
-                    policy.learning_rate,
-                    args.learning_rate,
-                    adapter=policy.adapter is not None,
-                ),
+                own,
+                CRITICS[kind],
+                rate_of(own.learning_rate, adapter=adapter),
+                rate_of(own.value_learning_rate, own.learning_rate, adapter=adapter),
             )
-            for name, policy in team.policies.items()
-            if policy.trainable
-        }
         self._sent = {name: list(sent_parameters(team.policies[name]).values()) for name in learners}
         if not learners:
             raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
@@ -196,7 +194,7 @@ class RayBackend(TeamHome):
         self._owner = {policy: name for name, group in self.groups.items() for policy in group.policies}
         self._past = {past_name(policy): policy for policy in self._owner if past_name(policy) in team.policies}
         self._owner |= {past: self._owner[policy] for past, policy in self._past.items()}
-        self.learners, self._critics, self._outputs, self._team = learners, critics, outputs, team
+        self.learners, self._reading, self._turns, self._team = learners, tuple(reading), turns, team
 
     def start(self, args: Any, accelerator: Any, updates: int) -> Any:
         """Start Ray and the processes that train, and return what asks them (:class:`RemoteLearning`).
@@ -225,7 +223,9 @@ class RayBackend(TeamHome):
         turns = Turns()
         told = self._told | {
             "args": without_devices(self._told["args"]),
-            "objective": OBJECTIVES[self._told["args"].objective],
+            "objectives": {
+                name: OBJECTIVES[name] for name in {learner.args.objective for learner in self.learners.values()}
+            },
         }
         for name, group in self.groups.items():
             trained = tuple(policy for policy in group.policies if policy in self.learners)
@@ -234,8 +234,8 @@ class RayBackend(TeamHome):
                 policies=tuple(group.policies),
                 trained=trained,
                 updates=updates,
-                critics=self._critics,
-                outputs=self._outputs,
+                reading=self._reading,
+                turns=self._turns,
                 devices=group.learner.devices,
                 strategy=group.learner.strategy,
                 replicas=group.engines.replicas,
@@ -265,8 +265,8 @@ class RayBackend(TeamHome):
         if places is None or section is None:
             return {}
         config = self._away(config)
-        told: dict[str, Any] = {"args": None, "objective": None, "stops": {}, "seed": config.seed}
-        spec = GroupSpec(SCORING, config, (), (), 0, False, 1, 0, "replicated", places.replicas, None, **told)
+        told: dict[str, Any] = {"args": None, "objectives": {}, "stops": {}, "seed": config.seed}
+        spec = GroupSpec(SCORING, config, (), (), 0, (), 1, 0, "replicated", places.replicas, None, **told)
         start, failures = self._starter("verifier", spec), self.section.failures
         self.verifier = VerifierPool(section, places.replicas, start, failures.deadline, Path(config.output_dir))
         return {"verifier": ServedVerifier(self.verifier, section.on_failure == "label")}

@@ -87,6 +87,7 @@ class RemoteLearner:
     Args:
         name: the policy's name.
         tokenizer: its tokenizer.
+        args: its arguments, which are the trainer's with its own algorithm.
         critic: its kind of critic.
         learning_rate: its learning rate.
         value_learning_rate: that of its critic, if it has one.
@@ -95,6 +96,7 @@ class RemoteLearner:
 
     name: str
     tokenizer: Tokenizer
+    args: Any
     critic: type[Critic]
     learning_rate: float
     value_learning_rate: float
@@ -151,7 +153,7 @@ class RemoteLearning:
         self._rows: dict[str, list[list[int]]] = {}
 
     def token_batches(
-        self, completions: Mapping[str, Sequence[Completion]], critic_only: bool = False
+        self, completions: Mapping[str, Sequence[Completion]], critic_only: Collection[str] = ()
     ) -> tuple[dict[str, TokenBatch], dict[str, Metrics]]:
         """Build each policy's token batch, with what its group computes of it.
 
@@ -160,7 +162,9 @@ class RemoteLearning:
         Raises:
             GroupFailed: the processes of a group died too often.
         """
-        batches = {name: build_token_batch(rows, self.device, critic_only) for name, rows in completions.items()}
+        batches = {
+            name: build_token_batch(rows, self.device, name in critic_only) for name, rows in completions.items()
+        }
         metrics: dict[str, Metrics] = {}
         self._rows = {}
 

@@ -55,16 +55,19 @@ def groups_of(
         config.branching, [len(players)] * turns
     )
     listens = heard if heard is not None else (len(players) - 1) * mean + BETWEEN
-    owners: dict[str, AgentSection] = {}
+    owners: dict[str, str] = {}
     speaks: dict[str, int] = {}
     for name, section in config.agents.items():
         for policy in policy_names(name, section, config) if section.weights else ():
-            owners.setdefault(policy, section)
+            owners.setdefault(policy, name)
             speaks[policy] = speaks.get(policy, 0) + (name in players)
     groups = []
     for name, group in backend.groups_of(replace(config, cluster=ClusterSection())).items():
-        learning = [policy for policy in group.policies if owners[policy].trainable and speaks[policy]]
-        critics = {_critic(policy, owners[policy], config) for policy in learning}
+        sections = {policy: config.agents[owners[policy]] for policy in group.policies}
+        learning = [policy for policy, section in sections.items() if section.trainable and speaks[policy]]
+        algorithms = {policy: config.of(owners[policy]) for policy in learning}
+        critics = {_critic(policy, own) for policy, own in algorithms.items()}
+        losses = [own.ppo for own in algorithms.values()] or [config.ppo]
         work = Work(
             played * sum(speaks[policy] for policy in group.policies),
             turns,
@@ -72,22 +75,22 @@ def groups_of(
             listens,
             mean,
             longest,
-            config.ppo.num_ppo_epochs,
-            bool(config.ppo.kl_coef),
+            max(ppo.num_ppo_epochs for ppo in losses),
+            any(ppo.kl_coef for ppo in losses),
             any(CRITICS[critic].trunks > 1 for critic in critics),
-            config.ppo.num_ppo_epochs * config.ppo.num_mini_batches * max(1, len(learning)),
+            sum(ppo.num_ppo_epochs * ppo.num_mini_batches for ppo in losses),
         )
-        agents = [owners[policy] for policy in learning or group.policies]
+        agents = [sections[policy] for policy in learning or group.policies]
         base = str(agents[0].model)
         groups.append(Group(name, model_of(agents), work, tuple(group.policies), bool(learning), base))
     return groups
 
 
-def _critic(policy: str, section: AgentSection, config: Config) -> str:
+def _critic(policy: str, config: Config) -> str:
     """Return the kind of a policy's critic, which must not be a central one."""
     if not baseline_of(config.advantage).needs_critic:
         return "none"
-    kind = config.critic_of(section)
+    kind = config.training.critic
     if kind == "central":
         raise ConfigError(f"plan: policy {policy!r} has a central critic, which is not planned for; use critic: head")
     return kind

@@ -13,6 +13,7 @@ import pytest
 import torch
 from fake_groups import Engine, Learner, Thread, config_of, spec
 
+from maporl.config.algorithm import OF_TEAM
 from maporl.config.command_line import known_errors
 from maporl.errors import ConfigError
 from maporl.integrations.ray import ray_backend
@@ -146,15 +147,14 @@ def test_the_start_says_which_group_loads_what(quiet, tmp_path, monkeypatch, cap
     policy = SimpleNamespace(
         trainable=True,
         tokenizer=None,
-        critic=None,
-        learning_rate=None,
+        algorithm=OF_TEAM,
         stop_ids=frozenset(),
         stop_strings=None,
         adapter=None,
         model=torch.nn.Linear(1, 1),
     )
-    team = SimpleNamespace(policies={"ann": policy, "bob": policy})
-    backend.describe(config, team, MultiAgentPPOConfig.from_config(config), critics=False)
+    team = SimpleNamespace(policies={"ann": policy, "bob": policy}, critics=lambda *_: {"ann": "none", "bob": "none"})
+    backend.describe(config, team, MultiAgentPPOConfig.from_config(config))
     backend.start(None, None, 1)
     assert backend.metrics().keys() > {"group/a/learner/idle", "group/b/engines/idle", "group/b/restarts"}
     backend.end()

@@ -22,7 +22,21 @@ def spec_of(folder, strategy):
     args = without_devices(MultiAgentPPOConfig.from_config(config))
     stops = {"ann": (frozenset(), ())}
     return GroupSpec(
-        "ann", config, ("ann",), ("ann",), 1, True, 1, 2, strategy, 1, None, args, OBJECTIVES[args.objective], stops, 3
+        "ann",
+        config,
+        ("ann",),
+        ("ann",),
+        1,
+        ("ann",),
+        1,
+        2,
+        strategy,
+        1,
+        None,
+        args,
+        {"ppo": OBJECTIVES["ppo"]},
+        stops,
+        3,
     )
 
 

@@ -64,7 +64,7 @@ class Parts:
 
     def start(self, number, place):
         part = VerifierProcess(
-            GroupSpec("verifier", self.config, (), (), 0, False, 1, 0, "replicated", 2, None, None, None, {}, 0)
+            GroupSpec("verifier", self.config, (), (), 0, (), 1, 0, "replicated", 2, None, None, {}, {}, 0)
         )
         member, score = Thread(f"verifier {number}", part), part.score
 
@@ -218,4 +218,4 @@ def test_processes_that_score_need_a_configuration(folder):
     config = run_of(folder, TWO)
     backend = RayBackend(config.cluster)
     with pytest.raises(ConfigError, match="this trainer was made without one; use build_trainer"):
-        backend.describe(config, SimpleNamespace(policies={}), SimpleNamespace(), False)
+        backend.describe(config, SimpleNamespace(policies={}, critics=lambda *_: {}), SimpleNamespace())

@@ -157,7 +157,7 @@ def test_minibatches_keep_conversations_whole(tiny, tmp_path):
         args, tokenizer, model, reward_funcs=lambda prompts, completions: [], train_dataset=[{"prompt": "a"}]
     )
     rows = build_token_batch(conversations(), "cpu")
-    parts = [set(part.tolist()) for part in trainer.learning.minibatches(rows, 0, epoch=0)]
+    parts = [set(part.tolist()) for part in trainer.learning.minibatches("policy", rows, 0, epoch=0)]
     assert set().union(*parts) == set(range(15)) and sum(map(len, parts)) == 15
     whole = [{0, 1, 2}, {3}, {4, 5, 6}, {7, 8}, {9, 10, 11}, {12, 13, 14}]
     assert all(any(one <= part for part in parts) for one in whole)

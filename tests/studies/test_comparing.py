@@ -1,7 +1,8 @@
-"""``maporl sharing``: one policy for a team against a policy for each agent."""
+"""``maporl compare`` and ``maporl sharing``: configurations that are trained over the same seeds and compared."""
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,7 +10,9 @@ from folders import ROOT
 
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
-from maporl.studies.sharing.study import Measured, compared, configurations, page, train_all, write
+from maporl.studies.comparing.command import compare_all
+from maporl.studies.comparing.study import Measured, arms, compared, page, train_all, write
+from maporl.studies.sharing.command import both
 from maporl.validation.load import from_dict, load
 
 TEAM = {
@@ -22,6 +25,10 @@ TEAM = {
 
 def run(first, final, peak, **shares):
     return Measured({"first turn": first, "final turn": final, "peak": peak, "fall": peak - final}, shares)
+
+
+def configurations(config, folder, seeds):
+    return arms(both(config), folder, seeds, "sharing")
 
 
 FOUND = {
@@ -56,10 +63,39 @@ def test_agents_that_cannot_share_are_named(tmp_path):
 def test_differences_are_paired_by_seed():
     """Final turn: 10 and 6, mean 8, deviation 2.828, half of the interval 12.706 * 2.828 / sqrt(2) = 25.4."""
     row = compared(FOUND)["final turn"]
-    assert (row["shared"], row["apart"], row["difference"]) == (82.0, 74.0, 8.0)
-    assert row["half"] == pytest.approx(25.412, abs=1e-3)
-    assert compared(FOUND)["fall"]["difference"] == -17.0
-    assert math.isnan(compared({key: one for key, one in FOUND.items() if key[1] == 0})["peak"]["half"])
+    assert row["means"] == {"shared": 82.0, "apart": 74.0}
+    assert row["differences"]["apart"] == {"difference": 8.0, "half": pytest.approx(25.412, abs=1e-3)}
+    assert compared(FOUND)["fall"]["differences"]["apart"]["difference"] == -17.0
+    alone = compared({key: one for key, one in FOUND.items() if key[1] == 0})
+    assert math.isnan(alone["peak"]["differences"]["apart"]["half"])
+
+
+def test_three_arms_are_each_compared_with_the_first_and_the_verdict_says_what_is_shown():
+    """Differences of 8, 10 and 12 have a mean of 10 and half of an interval of 4.303 * 2 / sqrt(3) = 5.0; those of -1, 0
+    and 1 a mean of 0 and half of an interval of 2.5."""
+    found = {}
+    for seed, lead in enumerate((8.0, 10.0, 12.0)):
+        for arm, final in (("a", 60.0), ("b", 60.0 - lead), ("c", 59.0 + seed)):
+            found[arm, seed] = Measured({"final turn": final, "score": final / 100}, {})
+    text = page(found)
+    assert "| final turn | 60.0 | 50.0 | +10.0 | +5.0 to +15.0 |" in text
+    assert "| score | 0.600 | 0.600 | +0.000 | -0.025 to +0.025 |" in text
+    assert "final turn: a minus b is +10.0 (+5.0 to +15.0), which shows a difference." in text
+    assert text.endswith("final turn: a minus c is +0.0 (-2.5 to +2.5), which shows no difference.\n")
+    games = page({key: Measured({"score": one.measures["score"]}, {}) for key, one in found.items()})
+    assert "score: a minus b is +0.100 (+0.050 to +0.150), which shows a difference." in games
+
+
+def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path):
+    for changes, told in (
+        (["evaluation.questions=0"], "compare: quickstart: evaluation.questions is 0"),
+        ([], r"compare: expected two configurations or more, got \['quickstart'\]"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            files = [str(ROOT / f"configs/ppo/{name}.yaml") for name in ("quickstart", "toy_sum")[: 1 + bool(changes)]]
+            settings = {Path(file).stem: load(file, changes) for file in files}
+            compare_all(settings, tmp_path / "out", range(2), "compare")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_page_has_every_run_and_the_shares_of_roles(tmp_path):
@@ -68,7 +104,7 @@ def test_the_page_has_every_run_and_the_shares_of_roles(tmp_path):
     assert "| fall | apart | 25.0 | 21.0 |" in text
     assert "Share of each role in the gradients of the shared policy: ann 70%, bob 30%." in text
     assert text.endswith("so this comparison proves nothing about how they were trained.\n"), "two seeds"
-    files = write(tmp_path, FOUND)
+    files = write(tmp_path, FOUND, "sharing")
     assert files[1].read_text() == text
     assert text.endswith(json.loads(files[0].read_text())["proves_nothing"] + "\n")
     assert json.loads(files[0].read_text())["runs"]["shared-1"]["shares"] == {"ann": 0.65, "bob": 0.35}
