@@ -14,7 +14,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("MAPORL_TRACEBACK", "1")  # whole traces, for whoever reads a failure
 
 import pytest
-from processes import leave_files_to_the_system
+from processes import ask_each_kind_of_model_once, leave_files_to_the_system
 
 from maporl.config import imports
 from maporl.config.schema import TinySection
@@ -39,6 +39,10 @@ def pytest_collection():
         gc.enable()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_collection_finish():
+    ask_each_kind_of_model_once()
 
 
 def pytest_unconfigure():
