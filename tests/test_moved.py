@@ -1,12 +1,11 @@
 """Modules that have moved are found under their old names too, with one warning that says the new one."""
 
-import subprocess
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 from folders import ROOT
+from processes import run
 
 from maporl.config.imports import extension
 from maporl.moved import MOVED, MovedModules
@@ -35,6 +34,6 @@ def test_a_script_sees_each_warning_once(tmp_path):
     script.write_text(
         "from maporl.crossplay.entrants import read_entrants\nfrom maporl.crossplay.entrants import Entrant\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    done = run([script])
     assert done.returncode == 0 and done.stderr.count("FutureWarning: maporl.crossplay is ") == 1, done.stderr
     assert f"{script}:1: FutureWarning" in done.stderr

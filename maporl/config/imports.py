@@ -265,6 +265,8 @@ def import_modules(names: Mapping[str, str], folders: Sequence[str], where: str)
 
 def module_files(config: Config) -> dict[str, Path]:
     """Return the file of each module that this process has imported from the folders of ``config``, by its name."""
+    if not config.pythonpath:
+        return {}
     tops = {name for name in sys.modules if "." not in name and import_folder(name) in config.pythonpath}
     files = {name: _file(module) for name, module in sys.modules.items() if name.partition(".")[0] in tops}
     if (program := program_name()) is not None and import_folder(program) in config.pythonpath:

@@ -19,7 +19,7 @@ import torch
 from maporl.config import Config, parse_config
 from maporl.config.imports import FINGERPRINTS, is_import, module_files
 from maporl.config.parse import MOST_FAULTS, lasting
-from maporl.config.safe_yaml import dump_yaml, parse_yaml
+from maporl.config.safe_yaml import dump_yaml, parse_yaml, read_yaml_file
 from maporl.credentials import without_secrets
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
@@ -142,7 +142,7 @@ class RunRecord:
 
         Secrets are left out.
         """
-        values = parse_yaml((self.folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
+        values = read_yaml_file(self.folder / CONFIG)
         return without_secrets({name: values[name] for name in ("agents", *PARTS) if name in values})
 
     def _write(self, parts: RunParts, resumes: bool) -> None:

@@ -7,6 +7,7 @@ raises itself. A few patterns that make a reader stop do not occur.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ def is_command(node: Definition) -> bool:
     return any(isinstance(decorator, ast.Name) and decorator.id == "command" for decorator in node.decorator_list)
 
 
+@cache
 def documented_methods() -> dict[str, tuple[set[str], set[str]]]:
     """For every class by name: the names of its base classes, and of the methods that have a docstring there.
 
