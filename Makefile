@@ -31,10 +31,12 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) -e .
 	touch $@
 
-# beside it, what every process of the tests imports is compiled, once: three that start together would each compile it
+# beside it, what every process of the tests imports is compiled, once, and so are the tests, whose asserts pytest writes
+# anew: three processes that start together would each do all of it. Tests of packages that are not there yet are compiled, too
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -c "import maporl.cli.main, maporl.cli.train, maporl.loops.run, maporl.report.page" > /dev/null 2>&1 & \
-		$(INSTALL) -e ".[dev]" && wait
+	$(INSTALL) pytest
+	{ $(BIN)/python -c "import maporl.cli.main, maporl.cli.train, maporl.loops.run, maporl.report.page"; \
+		$(BIN)/python -m pytest -q --collect-only -m "$(QUICK)"; } > /dev/null 2>&1 & $(INSTALL) -e ".[dev]" && wait
 	touch $@
 
 quickstart: $(VENV)/installed
