@@ -6,8 +6,8 @@ from itertools import chain
 
 import pytest
 import torch
-from assigned_advantages import assigned
 from scripted_training import played, recipe_values, scripted_trainer
+from written_dialogues import assigned
 
 from maporl.advantages import AdvantageConfig, TurnBatch, estimate
 from trl_ext.ppo import maths

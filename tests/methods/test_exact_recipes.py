@@ -5,8 +5,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from folders import SUPPORT
-from named_tests import file_of
+from folders import SUPPORT, file_of
 from scripted_training import STEPS, grid_of, played, recipe_values, rows, sampled, scripted_trainer, shown, step_to
 
 from maporl.config.recipes import card_of, recipe_files

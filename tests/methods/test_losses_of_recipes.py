@@ -11,10 +11,9 @@ from functools import partial
 
 import pytest
 import torch
-from judged_steps import one_step_values
-from judged_steps import script as judged_answers
 from played_games import perfect
-from recipe_rollouts import loss_and_gradients, rollout_of
+from recipe_rollouts import loss_and_gradients, one_step_values, rollout_of
+from recipe_rollouts import script as judged_answers
 from scripted_training import played, recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 

@@ -9,10 +9,9 @@ import shutil
 from functools import cache
 
 import pytest
-from folders import ROOT
-from named_tests import file_of
+from folders import ROOT, file_of
 from processes import maporl
-from recipe_lengths import BRIEF, LONGER
+from recipe_rollouts import BRIEF, LONGER
 
 from maporl.config import files
 from maporl.config.files import recipe_folder

@@ -1,7 +1,7 @@
 """The rules of one paper each, with its worked numbers."""
 
 import pytest
-from ruled import apply, dialogue
+from written_dialogues import apply, dialogue
 
 from maporl.methods.arenarl import eliminate
 

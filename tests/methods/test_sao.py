@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from assigned_advantages import assigned
 from folders import ROOT
 from scripted_training import played, recipe_values, scripted_trainer
+from written_dialogues import assigned
 
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun

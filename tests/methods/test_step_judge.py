@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean
 
 import pytest
-from judged_steps import VERDICTS, one_step_values, script
+from recipe_rollouts import VERDICTS, one_step_values, script
 from safetensors.torch import load_file
 from scripted_training import STEPS, grid_of, played, recipe_values, rows, scripted_trainer, shown, step_to
 

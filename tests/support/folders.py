@@ -1,6 +1,7 @@
-"""The folders that tests read."""
+"""The folders and files of tests, and what stands in them."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -13,3 +14,20 @@ GOLDEN = ROOT / "tests/golden"
 
 def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@cache
+def files_of_tests():
+    """The files that have a test function, by the function's name."""
+    files = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.M):
+            files.setdefault(name, []).append(path)
+    return files
+
+
+def file_of(name):
+    """The file with the test function ``name``, which no other file has."""
+    found = files_of_tests().get(name, [])
+    assert len(found) == 1, f"{name}: " + (f"several files have this test: {found}" if found else "no such test")
+    return found[0]

@@ -1,6 +1,7 @@
-"""The rollouts of a recipe with scripted answers, and the loss and gradients that they give."""
+"""The rollouts of recipes with scripted answers and a judge's verdicts, their loss and gradients, and how long some train."""
 
 import torch
+from scripted_training import recipe_values
 
 from trl_ext.ppo.losses import Totals, micro_batch_loss
 
@@ -38,3 +39,44 @@ def loss_and_gradients(trainer, tokens, parts=None, shift=0.0):
 def rollout_of(request):
     """Return the number of a request's dialogue among those on the same question."""
     return int(request.label.rsplit(".", 1)[1])
+
+
+# enough for answers of different worth, without which groups of equals have no gradient
+BRIEF = {"steps": 15, "batch_size": 8, "learning_rate": 1e-2}
+LONGER = {
+    "g_ra": {"steps": 40},
+    "spa_rl": {"steps": 40},
+    "turn_ppo": {"steps": 40},
+    "oni": {"steps": 40},
+    "at_grpo_code": {"steps": 80},
+    "search_self_play": {"steps": 60},
+    "parl": {"steps": 60},
+    "reseek": {"steps": 40},
+    "cooper": {"steps": 40},
+    "spice": {"steps": 80},
+    "absolute_zero": {"steps": 60},
+    "metaagent_x": {"steps": 40},
+}
+
+
+RIGHT = (True, True, False, False)
+VERDICTS = ((1, 1, -1), (1, -1, None), (1, 1, 1), (-1, -1, -1))
+WORDS = {1: "Verdict: good", -1: "Verdict: bad", None: "Verdict: good. Verdict: bad"}
+
+
+def one_step_values(tmp_path, **changes):
+    """The recipe's judge, rewards and advantages for an agent that answers a sum once."""
+    values = recipe_values("rl_anything", tmp_path)
+    values["protocol"] = {"name": "debate", "turns": 1, "step_judge": values["protocol"]["step_judge"]}
+    values["agents"] = {"ann": {}, "judge": {}}
+    values["task"] = {"name": "toy_sum", "largest": 3}
+    values["reward"]["sources"] = {"label": 1.0}
+    values["branching"] = {"group": 4}
+    return values | changes
+
+
+def script(request, verdicts=VERDICTS, right=RIGHT):
+    number = request.rng_key[-2]
+    if request.ask.role == "judge":
+        return WORDS[verdicts[number][request.utterance - 1]]
+    return str(int(request.example.answer) + (0 if right[number] else 1))

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 import thread_cluster
-from recipe_lengths import BRIEF, LONGER
+from recipe_rollouts import BRIEF, LONGER
 from safetensors.torch import load_file
 
 from maporl import ClusterSection, RayBackend

@@ -1,4 +1,4 @@
-"""Advantages of dialogues whose values and scores a test writes down."""
+"""Dialogues that a test writes down: the credits that a rule makes of them, and the advantages."""
 
 from collections import defaultdict
 from itertools import count
@@ -7,10 +7,26 @@ import torch
 
 from maporl.advantages import AdvantageConfig
 from maporl.advantages.batch import COLUMNS
+from maporl.rewards.rules import build_rules
 from maporl.training.assign import Advantages
 from maporl.training.samples import Columns
+from maporl.types import Dialogue, Example, Utterance
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.ppo.options import PPOOptions
+
+
+def dialogue(*entries, prompt=0, rollout=0):
+    """A dialogue with one utterance for each entry (agent, turn, parents, options)."""
+    utterances = []
+    for number, (agent, turn, parents, options) in enumerate(entries):
+        utterances.append(Utterance(number, agent, agent, turn, number, [], "", parents=tuple(parents), **options))
+    return Dialogue(Example("e", "q", "a"), utterances, prompt=prompt, rollout=rollout)
+
+
+def apply(entry, dialogues, credits):
+    """What one rule of a configuration makes of the credits."""
+    (rule,) = build_rules([entry])
+    return rule(dialogues, credits)
 
 
 def assigned(dialogues, gamma, lam, token_gamma, token_lam, returns="bi_level_gae"):
