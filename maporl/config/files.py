@@ -1,6 +1,5 @@
 """The configurations that come with maporl, by name. Imports no torch."""
 
-import os
 from pathlib import Path
 
 
@@ -17,9 +16,7 @@ def recipe_folder() -> Path:
 
 def recipe_files() -> dict[str, Path]:
     """Return the file of every recipe, by the recipe's name."""
-    folder = recipe_folder()
-    names = sorted(file.removesuffix(".yaml") for file in os.listdir(folder) if file.endswith(".yaml"))
-    return {name: folder / f"{name}.yaml" for name in names if name != "common"}
+    return {path.stem: path for path in sorted(recipe_folder().glob("*.yaml")) if path.stem != "common"}
 
 
 def configuration_files() -> dict[str, Path]:

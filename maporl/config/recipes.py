@@ -234,7 +234,6 @@ def _stem(word: str) -> str:
 
 def index_page() -> str:
     """Return the paper index as Markdown: every recipe with its source. ``docs/recipes.md`` is this text."""
-    found = families()
     lines = [
         "# Recipes: an index of papers",
         "",
@@ -254,9 +253,7 @@ def index_page() -> str:
         "",
         "## What do you have?",
         "",
-        *markdown_table(
-            ("you have", "start with", "others"), (_need_row(need, len(names)) for need, names in found.items())
-        ),
+        *markdown_table(("you have", "start with", "others"), map(_need_row, NEEDS, families().values())),
         "",
         'Status is "exact" where the formulas were read in the paper or its code and tests pin them, "reconstructed" where a part of them was',  # noqa: E501
         'not available and was filled in, and "inspired" where only the idea is the paper\'s. Cost is the number of tokens that pass through',  # noqa: E501
@@ -265,7 +262,7 @@ def index_page() -> str:
         "reference, one epoch. A token that is trained counts three times. `python benchmarks/recipe_costs.py` counts "
         "it with tiny models.",
         "",
-        *(line for need, names in found.items() for line in _family(need, names)),
+        *(line for need, names in families().items() for line in _family(need, names)),
         "## All recipes",
         "",
         'A variant of another recipe has only what differs. To change one axis, change one line. A setting that "Exact" does not name, such',  # noqa: E501
@@ -306,9 +303,9 @@ def families() -> dict[str, list[str]]:
     return {need: [start, *(name for name in by_need[need] if name != start)] for need, (_, start) in NEEDS.items()}
 
 
-def _need_row(need: str, count: int) -> Sequence[str]:
+def _need_row(need: str, names: Sequence[str]) -> Sequence[str]:
     words, start = NEEDS[need]
-    return f"[{words}](#{_anchor(words)})", f"[`{start}`](#{start})", str(count - 1)
+    return f"[{words}](#{_anchor(words)})", f"[`{start}`](#{start})", str(len(names) - 1)
 
 
 def _anchor(heading: str) -> str:
