@@ -8,7 +8,7 @@ from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.team.agents import Policy, Voice
 from maporl.types import Stop
 from trl_ext.chat.encoding import ChatError, PromptTooLong, token_pieces
-from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.chat.thoughts import end_of_begun_thought
 from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.engine import Ready, TokenEngine, wait_for
@@ -116,7 +116,7 @@ def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampl
     request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in voice.stop_ids)
     text = voice.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
     stop = Stop.EOS if completion.ids[-1] in voice.stop_ids else Stop.LENGTH
-    if stop is Stop.LENGTH and ended(completion.ids, voice.stop_ids, stops):
+    if stop is Stop.LENGTH and stops is not None and stops.end(completion.ids):
         stop = Stop.STOP
     no_text = "thinking" if end and end not in text else None  # it was cut off before it said anything
     reply = Reply(text, stop, asked.prompt_ids, completion.ids, completion.logprobs, completion.version, no_text)

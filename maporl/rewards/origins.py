@@ -42,7 +42,7 @@ def origins(
         return {number: u.rewards["credit"] for number, u in enumerate(own) if "credit" in u.rewards}
 
     scored = [number for number, u in enumerate(dialogue.utterances) if u.rewards.get("score")]
-    if len(scored) > MOST_SCORED:
+    if not scored or len(scored) > MOST_SCORED:
         return {}
     whole = credits(None)
     parts: Origins = {number: [] for number in whole}

@@ -72,7 +72,8 @@ class ControlTokens:
         for message in marked:
             if isinstance(message.get("content"), str):
                 seam = before + message["content"][: self._longest]
-                if self._places(seam) or (self._normalize is not None and self._places(self._normalize(seam))):
+                seams = [seam] if self._normalize is None else [seam, self._normalize(seam)]
+                if before and any(map(self._places, seams)):
                     message["content"] = mark + message["content"]
                 before = (before + message["content"])[-self._longest :]
         return marked

@@ -146,18 +146,14 @@ def _marked(
     Raises:
         ChatError: the template cannot render them.
     """
-    control = control_tokens(tokenizer)
-
-    def written(some: list[Message]) -> str:
-        return render(tokenizer, [*before, *control.marked(some, mark)], generate, tools, options)
-
+    marked = control_tokens(tokenizer).marked(messages, mark)
     try:
-        return written(messages)
+        return render(tokenizer, [*before, *marked], generate, tools, options)
     except ChatError as refusal:
         if len(alternating := _alternating(messages)) == len(messages):
             raise
         try:
-            return written(alternating)
+            return _marked(tokenizer, alternating, mark, generate, tools, before, options)
         except ChatError:
             raise refusal from None
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import accepts, base_of, cache_arguments, reading_of, tree_limits
 from trl_ext.ppo.batch import PADDING
 from trl_ext.ppo.options import Decoding
@@ -49,7 +49,9 @@ class Row:
             self.longest is not None and len(self.request.prompt_ids) + count > self.longest
         ):
             return True
-        return count > 0 and ended(self.ids, draw.stop_ids, self.stop_strings)
+        if not count or self.ids[-1] in draw.stop_ids:
+            return count > 0
+        return self.stop_strings is not None and self.stop_strings.end(self.ids)
 
     def name(self, tokens: list[int]) -> tuple:
         """Return the name under which the states of a conversation of ``tokens`` are kept."""
@@ -225,13 +227,9 @@ class Batch:
         self._end_recording()
         if self.states is not None:
             leaving = sorted(set(range(len(self.rows))) - set(positions))
-            self.states.keep(
-                [self.rows[p].name(self.rows[p].read_ids) for p in leaving],
-                self.cache,
-                self.mask,
-                leaving,
-                [len(self.rows[p].read_ids) - 1 for p in leaving],
-            )
+            names = [self.rows[p].name(self.rows[p].read_ids) for p in leaving]
+            # a name has two parts before the tokens, and the last token has been sampled and not been read
+            self.states.keep(names, self.cache, self.mask, leaving, [len(name) - 3 for name in names])
         if positions:
             index = torch.tensor(positions, device=self.device)
             self.cache.batch_select_indices(index)

@@ -103,10 +103,10 @@ def wait_for(
         for number, group in enumerate(groups):
             before = len(left)
             for future in group:
-                if future.done():
-                    future.result()
-                else:
+                if not future.done():
                     left.append(future)
+                elif not isinstance(future, Ready):
+                    future.result()
             if len(left) == before:
                 done.append(number)
         if len(done) == len(groups) or (done and not every):
