@@ -299,7 +299,7 @@ class Trace:
         advantages: the advantages.
         values: the critic's values, or None without a critic.
         earned: the ids of the utterances whose scores are part of its credit, with these parts
-            (:func:`maporl.rewards.origins.origins`).
+            (:func:`maporl.rewards.credit.origins`).
         compared: the utterances of the update that it is compared with: ``by`` what (``baseline`` or ``scale``) and its
             ``name``, the ``key`` that they have in common, how many ``utterances`` and ``questions`` they are, and the
             mean of their ``credit``. None: it is compared with no other utterance.

@@ -28,7 +28,7 @@ from maporl.team.agents import Policy
 from maporl.types import Example, Utterance
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.models.forward import accepts, base_of, completion_logprobs
 from trl_ext.ppo import maths
 from trl_ext.sampling.request import Draw, TokenRequest
@@ -202,13 +202,18 @@ def sample_candidates(
     with policy.active() as model:
         completions = sample(model, requests, {policy.name: policy.tokenizer}, run.config.ppo.batch_rows)
     flat = iter(completions)
-    drawn: list[list[Row]] = []
-    for (row, _), draw in zip(states, draws, strict=True):
-        stops = StopStrings.of(policy.tokenizer, draw.stop)
-        several = [next(flat).ids for _ in range(count)]
-        cuts = [ids[-1] not in draw.stop_ids and (stops is None or not stops.end(ids)) for ids in several]
-        drawn.append([replace(row, completion_ids=i, cut=c, value=0.0) for i, c in zip(several, cuts, strict=True)])
-    return drawn
+    return [
+        [
+            replace(
+                row,
+                completion_ids=(ids := next(flat).ids),
+                cut=not ended(ids, draw.stop_ids, StopStrings.of(policy.tokenizer, draw.stop)),
+                value=0.0,
+            )
+            for _ in range(count)
+        ]
+        for (row, _), draw in zip(states, draws, strict=True)
+    ]
 
 
 def _draw(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Draw:

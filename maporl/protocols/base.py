@@ -5,7 +5,6 @@ from typing import Any
 
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError, Fault
-from maporl.protocols.silence import check_word, mark_passes
 from maporl.text import check_choices, check_names, check_texts
 from maporl.text import check_template as check_template
 from maporl.types import Act, Ask, Example, Utterance, Wait, message_fault
@@ -248,10 +247,9 @@ def must_be_moves(moves: Any, where: str) -> list[Ask] | list[Act] | list[Wait]:
     """
     listed = list(moves) if isinstance(moves, list | tuple) else []
     asks = [move for move in listed if isinstance(move, Ask)]
-    acts = [move for move in listed if isinstance(move, Act)]
-    if listed and len(acts) == len(listed):
-        return acts
     if len(listed) == 1 and isinstance(listed[0], Wait):
+        return listed
+    if listed and not asks and all(isinstance(move, Act) for move in listed):
         return listed
     if not listed or len(asks) < len(listed):
         raise ConfigError(
@@ -273,3 +271,71 @@ def seats(agents: tuple[str, ...], *named: str | None) -> list[str]:
 
 
 NUMBERS = {1: "one", 2: "two", 3: "three"}
+
+
+PASSED = "passed"
+"""The tag of an answer by which an agent declined."""
+
+
+def check_speaks(speaks: Mapping[str, Sequence[int]], turns: int) -> None:
+    """Check that ``speaks`` names turns from 1 to ``turns`` for each agent in it, in rising order.
+
+    Raises:
+        ValueError: an agent has no turn, or a turn that is not played, or its turns do not rise.
+    """
+    for agent, numbers in speaks.items():
+        if not numbers or list(numbers) != sorted(set(numbers)) or numbers[0] < 1 or numbers[-1] > turns:
+            raise ValueError(
+                f"speaks.{agent}: expected rising numbers of turns from 1 to {turns}, such as [1], got {list(numbers)}"
+            )
+
+
+def check_somebody_speaks(speaks: Mapping[str, Sequence[int]], agents: Sequence[str], turns: int) -> None:
+    """Check that at least one of the ``agents`` speaks in each turn.
+
+    Raises:
+        ValueError: a turn has no speaker.
+    """
+    for turn in range(turns):
+        if agents and not speakers_of(speaks, agents, turn):
+            raise ValueError(
+                f"speaks: nobody speaks in turn {turn + 1}; let one of {list(agents)} speak then, or lower turns"
+            )
+
+
+def speakers_of(speaks: Mapping[str, Sequence[int]], agents: Sequence[str], turn: int) -> list[str]:
+    """Return the ``agents`` that speak at ``turn``, counted from 0. An agent that ``speaks`` does not name always does.
+
+    >>> [speakers_of({"bob": (1, 3)}, ("ann", "bob"), turn) for turn in range(3)]
+    [['ann', 'bob'], ['ann'], ['ann', 'bob']]
+    """
+    return [agent for agent in agents if agent not in speaks or turn + 1 in speaks[agent]]
+
+
+def answered(said: Sequence[Utterance]) -> list[Utterance]:
+    """Return the utterances without those by which agents declined."""
+    return [u for u in said if not u.tags.get(PASSED)]
+
+
+def check_word(word: str | None) -> None:
+    """Check the word by which agents decline.
+
+    Raises:
+        ValueError: it is empty, or has spaces around it, so that no answer could be equal to it.
+    """
+    if word is not None and (not word or word != word.strip()):
+        raise ValueError(f"pass: expected a word without spaces around it, such as PASS, got {word!r:.40}")
+
+
+def mark_passes(said: Sequence[Utterance], word: str | None, exempt: str | None = None) -> None:
+    """Mark the utterances that are ``word`` and nothing else: they get the tag ``passed`` and do not count as answers.
+
+    Args:
+        said: the utterances, before they are graded.
+        word: the answer by which an agent declines. None: nobody may decline.
+        exempt: an agent whose words are always taken as they are.
+    """
+    for u in said:
+        if word is not None and u.agent != exempt and u.text.strip() == word:
+            u.tags[PASSED] = True
+            u.answers = False

@@ -4,8 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from maporl.protocols.base import Play, Protocol, check_template
-from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, speakers_of
+from maporl.protocols.base import (
+    Play,
+    Protocol,
+    answered,
+    check_somebody_speaks,
+    check_speaks,
+    check_template,
+    speakers_of,
+)
 from maporl.text import text_option
 from maporl.types import Ask, Example, Utterance, user_says
 from trl_ext.ppo.options import option

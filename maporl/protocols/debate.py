@@ -11,8 +11,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from maporl.protocols.base import Play, Protocol
-from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, mark_passes, speakers_of
+from maporl.protocols.base import (
+    Play,
+    Protocol,
+    answered,
+    check_somebody_speaks,
+    check_speaks,
+    mark_passes,
+    speakers_of,
+)
 from maporl.rounding import exceeds
 from maporl.text import text_option
 from maporl.types import Ask, Example, Utterance, user_says

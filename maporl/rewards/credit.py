@@ -1,6 +1,10 @@
-"""Turns scores into one credit per utterance: penalties, sharing over turns and agents, and the collaboration bonus."""
+"""Turns scores into one credit per utterance: penalties, sharing over turns and agents, and the collaboration bonus.
+
+It also says whose score each credit came from, so that a record can be read.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,7 @@ from maporl.config.schema import ChargeSection, PenaltySection, RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.rules import build_rules
 from maporl.rewards.shaping import collaboration_bonus, share_scores
+from maporl.rounding import differ
 from maporl.types import Dialogue, Utterance
 from trl_ext.copies import is_users, own_copy
 
@@ -286,3 +291,48 @@ def _repeats(answers: list[Sequence[int]], exempt: list[Collection[int]], times:
         counted = counts[:, n : n + starts.shape[1]] > counts[:, : starts.shape[1]]
         repeating |= (starts & counted).any(1)
     return repeating
+
+
+MOST_SCORED = 64
+"""The scored utterances of a dialogue up to which origins are told. Credit is assigned once more for each of them."""
+
+Origins = dict[int, list[tuple[int, float]]]
+"""For each utterance of a dialogue, the utterances whose scores are part of its credit, with those parts."""
+
+
+def origins(
+    dialogue: Dialogue, siblings: Sequence[Dialogue], agents: Sequence[str], reward: RewardSection, update: int
+) -> Origins:
+    """Return what each score of a scored ``dialogue`` adds to each credit in it: the credit minus that without it.
+
+    The parts sum to the credit before bonus, fines and charges where rules are sums of scores. What rules add beside
+    that, such as a price of words, or what they take from other dialogues of the question, is in no part.
+
+    Args:
+        dialogue: one of the ``siblings``.
+        siblings: all dialogues of its question.
+        agents: the agents that play, in order.
+        reward: how scores become credit.
+        update: the number of the update, from 1.
+    """
+    scored = [number for number, u in enumerate(dialogue.utterances) if u.rewards.get("score")]
+    if not scored or len(scored) > MOST_SCORED:
+        return {}
+    scores = replace(reward, penalties=None, bonus=None, charges={})
+    place = next(number for number, sibling in enumerate(siblings) if sibling is dialogue)
+
+    def credits(without: int | None) -> dict[int, float]:
+        copies = [replace(d, utterances=[replace(u, rewards=dict(u.rewards)) for u in d.utterances]) for d in siblings]
+        own = copies[place].utterances
+        if without is not None:
+            own[without].rewards["score"] = 0.0
+        assign_credit(copies, tuple(agents), scores, update=update)
+        return {number: u.rewards["credit"] for number, u in enumerate(own) if "credit" in u.rewards}
+
+    whole = credits(None)
+    parts: Origins = {number: [] for number in whole}
+    for number in scored:
+        for other, value in credits(number).items():
+            if other in whole and differ([whole[other], value]):
+                parts[other].append((number, whole[other] - value))
+    return parts

@@ -93,9 +93,12 @@ class RequestBuilder:
 
     def _begun(self, episode: Episode, ask: Ask, spec: SpeakerSpec, form: CallFormat | None) -> tuple[Ask, Transcript]:
         """Return what an agent is asked at the beginning of a turn, and the conversation in which it answers."""
-        messages = ask.messages
-        if news := episode.rooms.news(ask.agent):
-            messages = with_news(messages, news)
+        messages, tags = ask.messages, ask.tags
+        if episode.rooms.open:
+            if news := episode.rooms.news(ask.agent):
+                messages = with_news(messages, news)
+            if "state" not in tags and (state := episode.rooms.state()) is not None:
+                tags = {**tags, "state": state}
         begins = ask.after is None and (ask.fresh or ask.agent not in episode.transcripts)
         if ask.after is not None:
             transcript = episode.apart[ask.after].after(ask.after)
@@ -108,9 +111,6 @@ class RequestBuilder:
                 transcript.tools = form.schemas()
                 system = "\n\n".join(part for part in (spec.system, form.intro()) if part)
             messages = opening(system, [*before, *messages])
-        tags = ask.tags
-        if "state" not in tags and (state := episode.rooms.state()) is not None:
-            tags = {**tags, "state": state}
         return replace(ask, messages=messages, tags=tags), transcript
 
     def utterances(self, step: Step) -> list[Utterance]:

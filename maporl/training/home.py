@@ -24,8 +24,7 @@ from maporl.team.weights import load_initial
 from maporl.training.check import check_kinds
 from maporl.training.parts import RunParts
 from maporl.training.run_record import RunRecord
-from trl_ext.learning.home import Home
-from trl_ext.learning.learners import Learning
+from trl_ext.learning.learners import Home, Learning
 from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
 from trl_ext.sharding.holder import Holder

@@ -218,9 +218,10 @@ class RunParts:
         algorithms = self.algorithms()
         return [told, *learns_from(self.reward, algorithms, self.branching, self.args, learners)]
 
-    def role_gradients(self) -> RoleGradients:
-        """Return what measures and balances the gradients of roles."""
-        return RoleGradients(self.args.role_gradients, self.args.balance)
+    def role_gradients(self) -> RoleGradients | None:
+        """Return what measures and balances the gradients of roles, or None if nothing does."""
+        every, balance = self.args.role_gradients, self.args.balance
+        return RoleGradients(every, balance) if every or balance == "role" else None
 
     def learning_roles(self) -> dict[str, str | None]:
         """Return the agents that play and have a policy that is trained, with their own roles."""

@@ -23,8 +23,8 @@ from maporl.config.safe_yaml import dump_yaml, parse_yaml, read_yaml_file
 from maporl.credentials import without_secrets
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
+from maporl.rewards.credit import origins
 from maporl.rewards.identity import record_verifiers
-from maporl.rewards.origins import origins
 from maporl.rewards.scoring import Scorer
 from maporl.rollout.player import evaluate_everywhere
 from maporl.storage.run_folder import (

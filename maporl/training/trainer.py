@@ -240,7 +240,8 @@ class MultiAgentPPOTrainer(TeamLoop):
         metrics = self.advantages.fill(batch, self.learning, together)
         batch.count(metrics)
         batch.metrics |= self.named_metrics(metrics)
-        batch.metrics |= self.named_metrics(self.role_gradients.measure(batch, self.learning))
+        if self.role_gradients is not None:
+            batch.metrics |= self.named_metrics(self.role_gradients.measure(batch, self.learning))
         return batch
 
     def _due(self, batch: TeamUpdateBatch) -> dict[str, float]:

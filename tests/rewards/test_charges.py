@@ -5,7 +5,7 @@ import pytest
 from maporl import Dialogue, Example, RewardSection, Utterance
 from maporl.config.schema import ChargeSection
 from maporl.rewards import assign_credit
-from maporl.rewards.origins import origins
+from maporl.rewards.credit import origins
 
 
 def crew(section: RewardSection, **rewards) -> Dialogue:

@@ -66,3 +66,8 @@ class StopStrings:
 @lru_cache(maxsize=64)
 def _made(tokenizer: Tokenizer, strings: tuple[str, ...]) -> StopStrings:
     return StopStrings(tokenizer, strings)
+
+
+def ended(ids: Sequence[int], stop_ids: frozenset[int], stop_strings: StopStrings | None) -> bool:
+    """Return whether a completion ended by itself: with a stop id, or with a stop string."""
+    return ids[-1] in stop_ids or (stop_strings is not None and stop_strings.end(ids))

@@ -57,11 +57,6 @@ class Row:
         """Return the name under which the states of a conversation of ``tokens`` are kept."""
         return (self.request.policy, self.regime, *tokens)
 
-    @property
-    def read(self) -> int:
-        """Return how many tokens were read in an earlier turn."""
-        return 0 if self.past is None else self.past.length
-
 
 class Batch:
     """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order.
@@ -124,7 +119,8 @@ class Batch:
     def _prefill(self) -> Tensor:
         """Read the new tokens of every different prompt. Return the next token's logits for each row, [B, V]."""
         first: dict[tuple, int] = {}
-        lines = [(row, row.read_ids, row.read) for row in self.rows]
+        # how many tokens of each prompt were read in an earlier turn
+        lines = [(row, row.read_ids, 0 if row.past is None else row.past.length) for row in self.rows]
         unique_of = [first.setdefault((row.adapter, *tokens), len(first)) for row, tokens, _ in lines]
         different = dict(zip(unique_of, lines, strict=True)).values()
         all_rows, unique = self.rows, [row for row, _, _ in different]

@@ -103,10 +103,12 @@ def wait_for(
         for number, group in enumerate(groups):
             before = len(left)
             for future in group:
-                if not future.done():
-                    left.append(future)
-                elif not isinstance(future, Ready):
+                if isinstance(future, Ready):
+                    continue
+                if future.done():
                     future.result()
+                else:
+                    left.append(future)
             if len(left) == before:
                 done.append(number)
         if len(done) == len(groups) or (done and not every):

@@ -1,6 +1,7 @@
 """What is asked of a model, in tokens. Imports no torch."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from trl_ext.ppo.options import GREEDY, Decoding
 
@@ -25,7 +26,7 @@ class Draw:
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """Return how each token is drawn."""
         return Decoding(self.temperature, self.top_p, self.top_k) if self.temperature > 0 else GREEDY

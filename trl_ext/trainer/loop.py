@@ -22,7 +22,7 @@ from trl_ext.files.paths import below
 from trl_ext.learning.audit import AUDIT, LEARNER, Audit, Built, Finding, Promise, VoidRun, Watch, audit
 from trl_ext.learning.checkpoint import RandomState, random_state, set_random_state, write_checkpoint
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.learning.home import Home
+from trl_ext.learning.learners import Home
 from trl_ext.learning.metrics import Clock, Metrics
 from trl_ext.process import distributed
 from trl_ext.process.devices import reuse_memory
@@ -48,8 +48,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :class:`trl_ext.learning.learners.Learning` holds the weights. ``learners`` has the learners by name.
 
     A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
-    :meth:`advantage`. Where the weights are is decided by the :class:`trl_ext.learning.home.Home` that it sets up with.
-    It may override these hooks: :meth:`collected`, :meth:`inform_samplers`, :meth:`finish_update`,
+    :meth:`advantage`. Where the weights are is decided by the :class:`trl_ext.learning.learners.Home` that it sets up
+    with. It may override these hooks: :meth:`collected`, :meth:`inform_samplers`, :meth:`finish_update`,
     :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`, :meth:`checkpoint_state`,
     :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`, :meth:`built`,
     :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`work_dropped`, :meth:`how_to_resume`,

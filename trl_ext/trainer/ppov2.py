@@ -18,8 +18,8 @@ from trl_ext.errors import short_trace
 from trl_ext.learning.audit import Built, learner_facts, source_counts
 from trl_ext.learning.checks import check_apart, check_module, check_policy_model
 from trl_ext.learning.config import PPOv2Config, check_args
-from trl_ext.learning.home import Home
 from trl_ext.learning.learner import Learner
+from trl_ext.learning.learners import Home
 from trl_ext.learning.metrics import Clock, mean
 from trl_ext.learning.policy import Policy
 from trl_ext.learning.trl_scripts import PolicyAndValue, TRLScriptMethods
