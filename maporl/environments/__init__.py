@@ -17,7 +17,7 @@ TOOLS = Parts(
         "mcp": "maporl.integrations.mcp:MCPTools",
         "python": "maporl.environments.python:Python",
         "run_tests": "maporl.environments.python:RunTests",
-        "triplet": "maporl.environments.triplets:TripletTool",
+        "triplet": "maporl.methods.triplets:TripletTool",
     }
 )
 

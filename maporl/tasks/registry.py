@@ -20,7 +20,7 @@ TASKS = Parts(
         "gsm8k": "maporl.tasks.gsm8k:GSM8K",
         "anli": "maporl.tasks.anli:ANLI",
         "tinygsm": "maporl.tasks.tinygsm:TinyGSM",
-        "fantom": "maporl.tasks.fantom:FANToM",
+        "fantom": "maporl.methods.fantom:FANToM",
         "episodes": "maporl.tasks.episodes:Episodes",
         "math": "maporl.tasks.mathematics:Mathematics",
         "hotpotqa": "maporl.tasks.hotpotqa:HotpotQA",
@@ -32,7 +32,7 @@ TASKS = Parts(
         "prompts": "maporl.tasks.prompts:PromptDataset",
         "mixture": "maporl.tasks.mixture:Mixture",
         "documents": "maporl.tasks.documents:Documents",
-        "triplets": "maporl.tasks.triplets:Triplets",
+        "triplets": "maporl.methods.triplets:Triplets",
     }
 )
 PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from maporl.errors import ConfigError
+from maporl.methods.fantom import MAX_CHARACTERS, SentenceEncoder, load_encoder
 from maporl.rewards.labels import label
 from maporl.sandbox.sandbox import Outcome, Sandbox
 from maporl.tasks import ANLI, FANToM, TaskError, TinyGSM, build_task, tinygsm
-from maporl.tasks.sentence_encoder import MAX_CHARACTERS, SentenceEncoder, load_encoder
 from maporl.types import Dialogue, Example, Grade, Utterance
 
 

@@ -12,11 +12,11 @@ from transformers import BertConfig, BertModel
 from maporl.engines.base import Engine
 from maporl.engines.text import reply_of, token_request
 from maporl.engines.transcript import Transcript, conversations
+from maporl.methods.fantom import SentenceEncoder
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.tasks.sentence_encoder import SentenceEncoder
 from maporl.team.agents import Voice
 from maporl.training.samples import _critic_prompt
 from maporl.types import Dialogue, Example, Utterance

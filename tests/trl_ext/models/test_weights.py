@@ -23,9 +23,9 @@ from transformers import (
 )
 
 from maporl.errors import ConfigError, UserError
+from maporl.methods.fantom import SentenceEncoder
 from maporl.schedules import OpponentPool
 from maporl.tasks.base import TaskError
-from maporl.tasks.sentence_encoder import SentenceEncoder
 from maporl.team.agents import Agent
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.memory import shape_of

@@ -11,8 +11,8 @@ from scripted_training import recipe_values, rows, scripted_trainer
 from maporl import Example, TaskError, Triplets
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
-from maporl.environments.triplets import TripletTool
 from maporl.errors import ConfigError
+from maporl.methods.triplets import TripletTool
 from maporl.run import ResolvedRun
 from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.triplets import induction, pair, same
