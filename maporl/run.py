@@ -1,9 +1,10 @@
 """The resolved run: a configuration with the parts that it describes, each of which is built once. Imports no torch."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from maporl.config import Config, validated
 from maporl.config.algorithm import OF_TEAM
@@ -25,10 +26,16 @@ class ResolvedRun:
     Args:
         config: the configuration. It does not change afterwards.
         where: where it comes from, with which messages begin.
+        made: by name, parts that a Python program has made, in place of those that the configuration describes as well
+            as one can. With ``tools`` the run has one world, which the program closes.
     """
 
     config: Config
     where: str = "configuration"
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        vars(self).update(self.made)  # where a cached property keeps what it builds
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -159,12 +166,13 @@ class ResolvedRun:
         return f"agents.{agent}.algorithm.{above}{name}".rstrip(".") if is_own else key
 
     def open_tools(self) -> TeamTools:
-        """Return the tools and environments for those who play, in a new world, which the caller closes.
+        """Return the tools and environments for those who play, in a new world, which the caller closes, or the ones
+        that were made.
 
         Raises:
             ConfigError: as for :meth:`maporl.environments.build.TeamTools.from_config`.
         """
-        return TeamTools.from_config(self.config, self.speakers, self.protocol.acts_in)
+        return self.made.get("tools") or TeamTools.from_config(self.config, self.speakers, self.protocol.acts_in)
 
 
 def each_algorithm(part: Callable[[ResolvedRun], Iterable[Fault]], run: ResolvedRun) -> Iterator[Fault]:

@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from maporl.config.imports import extension
 from maporl.config.schema import BranchingSection
 from maporl.rollout.ablation import add_ablations
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import Episode
 from maporl.rollout.stages import choose, going_on
-from maporl.rollout.tree_search import Node, where_to, who_speaks
 from maporl.types import Dialogue, Example, Utterance
 
 Numbers = defaultdict[int, "itertools.count[int]"]
@@ -75,7 +75,7 @@ def fork_every(
         branches = [branch for group in groups for branch in group]
         over += [branch for branch in branches if branch.over]
         episodes = [branch for branch in branches if not branch.over]
-    return _in_order(over)
+    return in_order(over)
 
 
 def tree(driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge) -> list[Dialogue]:
@@ -106,8 +106,8 @@ def tree(driver: RolloutDriver, examples: list[Example], section: BranchingSecti
         driver.give_up(left)
         done += [branch for branch in branches if branch.over or any(branch is one for one in left)]
         episodes = [branch for branch in chosen if not branch.over]
-    dialogues = _in_order(done)
-    _restore(dialogues, earned)
+    dialogues = in_order(done)
+    restore(dialogues, earned)
     return dialogues
 
 
@@ -135,14 +135,14 @@ def stages(driver: RolloutDriver, examples: list[Example], section: BranchingSec
         episodes, made = [], []
         for prompt, siblings in questions.items():
             chosen = choose(siblings, section.choose, section.keep, driver.draws(prompt, len(siblings[0].sent)))
-            going, added = going_on(driver, chosen, lambda episode: _next(numbers, episode, 1)[0])
+            going, added = going_on(driver, chosen, lambda episode: next_numbers(numbers, episode, 1)[0])
             episodes += going
             made += added
         left = [branch for branch in [*branches, *made] if not any(branch is going for going in episodes)]
         driver.give_up(left)
         ended += left
-    dialogues = _in_order(ended)
-    _restore(dialogues, earned)
+    dialogues = in_order(ended)
+    restore(dialogues, earned)
     return dialogues
 
 
@@ -170,52 +170,7 @@ def best_of(driver: RolloutDriver, examples: list[Example], section: BranchingSe
     return [episode.dialogue for episode in played]
 
 
-def tree_search(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge
-) -> list[Dialogue]:
-    """Grow a tree of ``group`` utterances for each question. Each is said to the question, or after an earlier one.
-
-    Thompson sampling decides after which one, and, if the protocol leaves it open, which agent speaks (AB-MCTS-A, by
-    which MARS², arXiv 2604.14564, trains; :mod:`maporl.rollout.tree_search`). Every path from the question to a leaf is
-    a dialogue. What an utterance earned when it was judged is final.
-    """
-    numbers: Numbers = defaultdict(lambda: itertools.count(1))
-    roots = [Node(episode) for episode in driver.opened(examples)]
-    agents: list[dict[str, list[float]]] = [{name: [] for name in driver.specs} for _ in roots]
-    episodes = [root.episode for root in roots]
-    draws = [driver.draws(episode.dialogue.prompt) for episode in episodes]
-    earned: list[Earned] = []
-    for _ in range(section.most):
-        parents = [where_to(root, section.posterior, rng) for root, rng in zip(roots, draws, strict=True)]
-        branches = [_after(driver, parent, numbers) for parent in parents]
-        if driver.protocol.any_agent:
-            for branch, scores, rng in zip(branches, agents, draws, strict=True):
-                driver.address(branch, who_speaks(scores, section.posterior, rng))
-        new = driver.step(branches)
-        judge([branch.dialogue for branch in branches])
-        for branch, parent, scores, said in zip(branches, parents, agents, new, strict=True):
-            score = math.fsum(u.rewards.get("score", 0.0) for u in said)
-            parent.children.append(Node(branch, len(branch.sent), score))
-            scores[said[0].agent].append(score)
-            earned += [(branch.dialogue.prompt, u, dict(u.rewards)) for u in said]
-        episodes += [branch for branch in branches if not any(branch is episode for episode in episodes)]
-    dialogues = _in_order(episodes)
-    _restore(dialogues, earned)
-    return dialogues
-
-
-def _after(driver: RolloutDriver, parent: Node, numbers: Numbers) -> Episode:
-    """Return an episode that stands right after ``parent``: its own, or a fork of it if that has gone on."""
-    episode = parent.episode
-    if len(episode.sent) > parent.depth:
-        episode = driver.fork(episode, _next(numbers, episode, 1)[0], parent.depth)
-    episode.state = (
-        f"question {episode.dialogue.prompt}, rollout {parent.episode.dialogue.rollout}, step {parent.depth}"
-    )
-    return episode
-
-
-def _restore(dialogues: list[Dialogue], earned: list[Earned]) -> None:
+def restore(dialogues: list[Dialogue], earned: list[Earned]) -> None:
     """Give each utterance, and its copies in forks, the rewards that it had ``earned`` when it was judged."""
     shared = {(prompt, u.sample): rewards for prompt, u, rewards in earned if u.sample is not None}
     for _, utterance, rewards in earned:
@@ -264,7 +219,7 @@ def _crossed(driver: RolloutDriver, branches: list[Episode], numbers: Numbers) -
         if len(set(choice)) == 1:  # all answers are from one branch
             crossed.append(branches[choice[0]])
             continue
-        joint = driver.fork(before, _next(numbers, before, 1)[0])
+        joint = driver.fork(before, next_numbers(numbers, before, 1)[0])
         driver.put(joint, [(branches[c], last[c][speaker]) for speaker, c in enumerate(choice)])
         crossed.append(joint)
     return crossed
@@ -272,14 +227,16 @@ def _crossed(driver: RolloutDriver, branches: list[Episode], numbers: Numbers) -
 
 def _fanned(driver: RolloutDriver, episode: Episode, section: BranchingSection, numbers: Numbers) -> list[Episode]:
     """Return the branches of an episode before its next step, itself among them."""
-    return driver.branch(episode, _next(numbers, episode, section.at(len(episode.sent)) - 1))
+    return driver.branch(episode, next_numbers(numbers, episode, section.at(len(episode.sent)) - 1))
 
 
-def _next(numbers: Numbers, episode: Episode, count: int) -> list[int]:
+def next_numbers(numbers: Numbers, episode: Episode, count: int) -> list[int]:
+    """Return the next ``count`` free rollout numbers of the episode's question."""
     return list(itertools.islice(numbers[episode.dialogue.prompt], count))
 
 
-def _in_order(episodes: list[Episode]) -> list[Dialogue]:
+def in_order(episodes: list[Episode]) -> list[Dialogue]:
+    """Return the dialogues of ``episodes``, by question and rollout."""
     dialogues = [episode.dialogue for episode in episodes]
     return sorted(dialogues, key=lambda d: (d.prompt, d.rollout))
 
@@ -314,7 +271,7 @@ class Branching:
     """A branching: its function, and what the checks of a configuration must know of it.
 
     Args:
-        play: the function.
+        play: the function, or for that of an extension its name.
         judges: whether it compares utterances as soon as they are said. Every step of the protocol must then be scored.
         final: whether an utterance's credit is what it earned when it was judged, because only one of the utterances
             that are compared continues. No reward and no return may then look at what follows.
@@ -322,7 +279,7 @@ class Branching:
             this number.
     """
 
-    play: BranchedPlay
+    play: BranchedPlay | str
     judges: bool = False
     final: bool = False
     dialogues: Callable[[BranchingSection, Steps], int] = _group
@@ -336,7 +293,7 @@ BRANCHINGS: dict[str, Branching] = {
     "tree": Branching(tree, judges=True, final=True, dialogues=_candidates),
     "best_of": Branching(best_of, judges=True),
     "stages": Branching(stages, judges=True, final=True, dialogues=_staged),
-    "tree_search": Branching(tree_search, judges=True, final=True),
+    "tree_search": Branching("maporl.methods.tree_search:tree_search", judges=True, final=True),
 }
 
 
@@ -347,7 +304,9 @@ def play_branched(
 
     With ``section.ablate`` each dialogue has :attr:`maporl.Dialogue.ablations`.
     """
-    dialogues = BRANCHINGS[section.how].play(driver, examples, section, judge)
+    named = BRANCHINGS[section.how].play
+    play = extension(named, f"branching.how: {section.how}") if isinstance(named, str) else named
+    dialogues = play(driver, examples, section, judge)
     if section.ablate is not None:
         add_ablations(driver, [dialogue for dialogue in dialogues if not dialogue.lost], section.ablate)
     driver.release()

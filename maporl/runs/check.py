@@ -4,7 +4,6 @@ The trainer is described as a configuration (:mod:`maporl.training.description`)
 description's place, so that the checks are those of the command and nothing is checked twice.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,47 +11,15 @@ from typing import Any
 from peft import LoraConfig, PeftModel
 
 from maporl.config import parse_config
-from maporl.environments.build import TeamTools
 from maporl.run import ResolvedRun
 from maporl.team.agents import Policy
 from maporl.team.saving import SavedTeam
 from maporl.text import printable
 from maporl.training.description import describe
-from maporl.training.parts import RunParts
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.preflight import check_resolved
 from trl_ext.errors import short_trace
 from trl_ext.models.forward import base_of
-
-
-@dataclass(frozen=True, eq=False)
-class MadeRun(ResolvedRun):
-    """A run whose parts were made in Python, with the configuration that describes them as well as one can."""
-
-    tools: TeamTools | None = None
-
-    @classmethod
-    def of(cls, parts: RunParts, values: dict[str, Any]) -> "MadeRun":
-        """Return the run of these ``parts``, which ``values`` describe.
-
-        Raises:
-            ConfigError: no configuration can have a name or a value of the run.
-        """
-        run = cls(parse_config(values, "trainer"), "trainer", parts.tools)
-        held_out = parts.eval_task if parts.args.eval_questions else None
-        vars(run).update(  # where a cached property would keep what it builds
-            protocol=parts.protocol,
-            speakers=parts.speakers,
-            sampling=parts.sampling,
-            task=parts.task,
-            held_out=held_out,
-            curriculum=list(parts.curriculum),
-        )
-        return run
-
-    def open_tools(self) -> TeamTools:
-        """Return the trainer's own tools and environments."""
-        return self.tools or super().open_tools()
 
 
 @short_trace
@@ -72,7 +39,10 @@ def check(trainer: MultiAgentPPOTrainer) -> None:
         shown: dict[str, str] = {}
         for name, speaking in parts.team.policies_of.items():
             shown |= _write_shape(values["agents"][name], speaking[0], folder)
-        lines = check_resolved(MadeRun.of(parts, values), has_trainer=True)
+        names = ("protocol", "speakers", "sampling", "task", "tools")
+        made = {name: getattr(parts, name) for name in names} | {"curriculum": list(parts.curriculum)}
+        made["held_out"] = parts.eval_task if parts.args.eval_questions else None
+        lines = check_resolved(ResolvedRun(parse_config(values, "trainer"), "trainer", made), has_trainer=True)
     for line in [*lines, *_untold(values["only_in_python"])]:
         for path, model in shown.items():
             line = line.replace(path, model)

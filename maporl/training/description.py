@@ -111,10 +111,10 @@ class _Description:
         section = self._named("task", TASKS, task)
         if any(key.split(".")[0] == "task" for key in self.only_in_python):
             return section
-        if not _same(lambda: build_task(section, "train", seed), task):
+        if not _works(lambda: build_task(section, "train", seed), task):
             self.only_in_python["task"] = f"{_called(task)} of other data or of another split"
         held_out = self.parts.eval_task
-        if held_out is not None and not _same(lambda: build_task(section, "eval", seed), held_out):
+        if held_out is not None and not _works(lambda: build_task(section, "eval", seed), held_out):
             self.only_in_python["eval_task"] = f"{_called(held_out)} with other options than the task's own eval split"
         return section
 
@@ -127,7 +127,7 @@ class _Description:
             section["agents"] = list(players)
         if (judge := judge_of(self.parts.protocol)) is not None:
             section["step_judge"] = _plain(dataclasses.asdict(judge))
-        if not _same(lambda: build_protocol(section, names), self.parts.protocol):
+        if not _works(lambda: build_protocol(section, names), self.parts.protocol):
             self.only_in_python["protocol"] = f"{_called(self.parts.protocol)} with options that cannot be written down"
         return section
 
@@ -163,7 +163,7 @@ class _Description:
         tools = {}
         for name, tool in self.parts.tools.world.tools.items():
             imported = self._imported(tool.run)
-            if imported is None or not _works(partial(_must_be_made_so, tool)):
+            if imported is None or not _works(partial(Tool.of, tool.run, tool.name), tool):
                 self.only_in_python[f"tools.{name}"] = _called(tool.run)
             tools[name] = {"use": imported or _called(tool.run)}
         return tools
@@ -222,7 +222,7 @@ class _Description:
         for update, task in self.parts.curriculum:
             task_section = self._named("training.curriculum", TASKS, task)
             changed = {key: value for key, value in task_section.items() if section.get(key, ()) != value}
-            if not _same(partial(build_task, section | changed, "train", seed), task):
+            if not _works(partial(build_task, section | changed, "train", seed), task):
                 self.only_in_python[f"training.curriculum.{update}"] = _called(task)
             stages.append({"update": update, "task": changed})
         return _plain(dataclasses.asdict(self.parts.schedule)) | {"curriculum": stages}
@@ -283,27 +283,13 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"a configuration cannot hold a {type(value).__name__}")
 
 
-def _same(build: Callable[[], Any], part: Any) -> bool:
-    """Return whether ``build`` returns an equal part, and a configuration takes it."""
+def _works(build: Callable[[], Any], *part: Any) -> bool:
+    """Return whether a configuration takes what ``build`` builds, and this is equal to ``part`` if one is given."""
     try:
-        return bool(build() == part)
+        made = build()
+        return all(bool(made == one) for one in part)
     except (UserError, ValueError, TypeError):
         return False
-
-
-def _must_be_made_so(tool: Tool) -> None:
-    """Check that a tool is what its function alone makes of it."""
-    if Tool.of(tool.run, tool.name) != tool:
-        raise ValueError("it is made in another way")
-
-
-def _works(build: Callable[[], Any]) -> bool:
-    """Return whether a configuration takes what ``build`` builds."""
-    try:
-        build()
-    except (UserError, ValueError, TypeError):
-        return False
-    return True
 
 
 def _comes_with_maporl(part: Any) -> bool:

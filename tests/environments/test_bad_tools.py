@@ -18,10 +18,10 @@ from maporl.config.schema import EnvironmentSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.environments.base import Environment, Tool
 from maporl.environments.build import TeamTools, ToolGrant, build_grants
-from maporl.environments.games.prisoners import PrisonersDilemma
 from maporl.environments.rooms import EnvironmentFailure, EnvironmentSpec
 from maporl.environments.world import World
 from maporl.errors import ConfigError
+from maporl.methods.games.prisoners import PrisonersDilemma
 from maporl.protocols import Chain
 from maporl.protocols.game import PlayGame
 from maporl.rollout.agent_tools import agent_tools

@@ -14,9 +14,9 @@ from maporl.config.schema import BranchingSection
 from maporl.errors import ConfigError
 from maporl.methods.attempts import Attempts
 from maporl.methods.mars2 import TreeMargin
+from maporl.methods.tree_search import Node, drawn, parameters, where_to, who_speaks
 from maporl.protocols import Chain
 from maporl.rollout import branching, tree_search
-from maporl.rollout.tree_search import Node, drawn, parameters, where_to, who_speaks
 from maporl.types import Ask, Dialogue, Example, Utterance, user_says
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

@@ -13,7 +13,7 @@ GAMES = Parts(
     {
         "tictactoe": "maporl.environments.games.tictactoe:TicTacToe",
         "kuhn_poker": "maporl.environments.games.kuhn:KuhnPoker",
-        "prisoners_dilemma": "maporl.environments.games.prisoners:PrisonersDilemma",
+        "prisoners_dilemma": "maporl.methods.games.prisoners:PrisonersDilemma",
         "plan_path": "maporl.environments.games.plan_path:PlanPath",
         "path_plans": "maporl.methods.games.path_plans:PathPlans",
         "sokoban": "maporl.methods.games.sokoban:Sokoban",

@@ -1,17 +1,24 @@
-"""Where a tree search goes on: AB-MCTS-A's Thompson sampling over new attempts, old attempts and agents. No torch.
+"""The branching ``tree_search``: AB-MCTS-A's Thompson sampling over new attempts, old attempts and agents. No torch.
 
 The search is that of Inoue et al. 2025 (arXiv 2503.04412, AB-MCTS with node aggregation), by which MARS² (arXiv
 2604.14564) trains. Every choice draws one value from the posterior of each option, given the scores that the option has
 led to, and takes the option with the largest value.
 """
 
+import itertools
+import math
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from maporl.config.schema import BranchingSection
 from maporl.errors import ConfigError
+from maporl.rollout.branching import Earned, Judge, Numbers, in_order, next_numbers, restore
+from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import Episode
+from maporl.types import Dialogue, Example
 
 Posterior = Literal["gaussian", "beta"]
 """The family of an option's mean score: normal-inverse-gamma, or beta."""
@@ -116,3 +123,48 @@ def who_speaks(earned: Mapping[str, Sequence[float]], posterior: Posterior, rng:
         return next(iter(earned))
     values = {agent: drawn(scores, posterior, rng) for agent, scores in earned.items()}
     return max(values, key=values.__getitem__)
+
+
+def tree_search(
+    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge
+) -> list[Dialogue]:
+    """Grow a tree of ``group`` utterances for each question. Each is said to the question, or after an earlier one.
+
+    Thompson sampling decides after which one, and, if the protocol leaves it open, which agent speaks (AB-MCTS-A, by
+    which MARS², arXiv 2604.14564, trains). Every path from the question to a leaf is
+    a dialogue. What an utterance earned when it was judged is final.
+    """
+    numbers: Numbers = defaultdict(lambda: itertools.count(1))
+    roots = [Node(episode) for episode in driver.opened(examples)]
+    agents: list[dict[str, list[float]]] = [{name: [] for name in driver.specs} for _ in roots]
+    episodes = [root.episode for root in roots]
+    draws = [driver.draws(episode.dialogue.prompt) for episode in episodes]
+    earned: list[Earned] = []
+    for _ in range(section.most):
+        parents = [where_to(root, section.posterior, rng) for root, rng in zip(roots, draws, strict=True)]
+        branches = [_after(driver, parent, numbers) for parent in parents]
+        if driver.protocol.any_agent:
+            for branch, scores, rng in zip(branches, agents, draws, strict=True):
+                driver.address(branch, who_speaks(scores, section.posterior, rng))
+        new = driver.step(branches)
+        judge([branch.dialogue for branch in branches])
+        for branch, parent, scores, said in zip(branches, parents, agents, new, strict=True):
+            score = math.fsum(u.rewards.get("score", 0.0) for u in said)
+            parent.children.append(Node(branch, len(branch.sent), score))
+            scores[said[0].agent].append(score)
+            earned += [(branch.dialogue.prompt, u, dict(u.rewards)) for u in said]
+        episodes += [branch for branch in branches if not any(branch is episode for episode in episodes)]
+    dialogues = in_order(episodes)
+    restore(dialogues, earned)
+    return dialogues
+
+
+def _after(driver: RolloutDriver, parent: Node, numbers: Numbers) -> Episode:
+    """Return an episode that stands right after ``parent``: its own, or a fork of it if that has gone on."""
+    episode = parent.episode
+    if len(episode.sent) > parent.depth:
+        episode = driver.fork(episode, next_numbers(numbers, episode, 1)[0], parent.depth)
+    episode.state = (
+        f"question {episode.dialogue.prompt}, rollout {parent.episode.dialogue.rollout}, step {parent.depth}"
+    )
+    return episode
