@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from maporl.advantages.baselines import baseline_of
 from maporl.config import Config
+from maporl.config.imports import extension
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
 from maporl.decoding import TeamSampling, greedy_learners
 from maporl.engines.base import Engine
@@ -35,7 +36,6 @@ from maporl.tasks.prompts import questions_of
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.check import check_kinds, fitting, value_range
-from maporl.training.distillation import Distillation
 from maporl.training.learns_from import MOST_UPDATES, learns_from, who_learns
 from maporl.training.lonely import Grouping, lonely_groups
 from maporl.training.role_gradients import RoleGradients
@@ -196,14 +196,16 @@ class RunParts:
             growth=self.schedule.growth,
         )
 
-    def distillation(self) -> Distillation | None:
-        """Return what teaches first answers, or None.
+    def distillation(self) -> Any:
+        """Return what teaches first answers, a ``maporl.methods.distillation.Distillation``, or None.
 
         Raises:
             ConfigError: its teacher cannot teach this team.
         """
         section = self.reward.distill
-        return None if section is None else Distillation(section, self.team)
+        if section is None:
+            return None
+        return extension("maporl.methods.distillation:Distillation", "reward.distill")(section, self.team)
 
     def own_sources(self) -> list[str]:
         """Return the names of the reward sources that the library does not have and that the protocol does not pay."""

@@ -8,9 +8,9 @@ from fast_cases import some
 from scripted_training import TokenScript, logprobs_alone, played
 
 from maporl.errors import ConfigError
+from maporl.methods.distillation import Distillation
 from maporl.playground.tiny_versions import tiny_version
 from maporl.runs.build import build_trainer
-from maporl.training.distillation import Distillation
 from maporl.validation.load import from_dict
 
 
