@@ -67,6 +67,12 @@ def test_a_part_is_built_once(built):
     assert isinstance(run.protocol, Debate) and len(run.speakers) == 3 and len(built) == 1
 
 
+def test_what_was_made_stands_in_the_place_of_what_is_described():
+    tools = object()
+    run = ResolvedRun(config(), made={"speakers": ("eve",), "tools": tools})
+    assert run.speakers == ("eve",) and run.open_tools() is tools and isinstance(run.protocol, Debate)
+
+
 def test_a_wrong_section_is_named_with_where_it_comes_from():
     run = ResolvedRun(config())
     run.config.protocol["name"] = "debat"

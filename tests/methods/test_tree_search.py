@@ -12,11 +12,11 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.config.schema import BranchingSection
 from maporl.errors import ConfigError
+from maporl.methods import tree_search
 from maporl.methods.attempts import Attempts
 from maporl.methods.mars2 import TreeMargin
 from maporl.methods.tree_search import Node, drawn, parameters, where_to, who_speaks
 from maporl.protocols import Chain
-from maporl.rollout import branching, tree_search
 from maporl.types import Ask, Dialogue, Example, Utterance, user_says
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
@@ -186,9 +186,9 @@ def test_mars2_shapes_and_compares_a_tree_by_hand(tmp_path, monkeypatch):
     places = iter([lambda root: root, lambda root: root, *[lambda root: root.children[0]] * 2])
     speakers = iter(["ann", "bob", "bob", "ann"])
     known = []
-    monkeypatch.setattr(branching, "where_to", lambda root, how, rng: next(places)(root))
+    monkeypatch.setattr(tree_search, "where_to", lambda root, how, rng: next(places)(root))
     monkeypatch.setattr(
-        branching,
+        tree_search,
         "who_speaks",
         lambda own, how, rng: (known.append({agent: [*scores] for agent, scores in own.items()}), next(speakers))[1],
     )
@@ -290,7 +290,7 @@ def test_such_a_protocol_is_refused_before_models_load(tmp_path):
 
 
 def test_an_agent_that_does_not_play_cannot_be_addressed(monkeypatch):
-    monkeypatch.setattr(branching, "who_speaks", lambda *args: "zoe")
+    monkeypatch.setattr(tree_search, "who_speaks", lambda *args: "zoe")
     with pytest.raises(ConfigError, match="zoe"):
         play(Attempts(), BranchingSection(how="tree_search", group=2))
 
