@@ -1,7 +1,6 @@
 """What is asked of a model, in tokens. Imports no torch."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from trl_ext.ppo.options import GREEDY, Decoding
 
@@ -26,7 +25,7 @@ class Draw:
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
 
-    @cached_property
+    @property
     def decoding(self) -> Decoding:
         """Return how each token is drawn."""
         return Decoding(self.temperature, self.top_p, self.top_k) if self.temperature > 0 else GREEDY
