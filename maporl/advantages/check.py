@@ -79,36 +79,24 @@ def recorded_columns(run: ResolvedRun) -> list[str]:
 def _returns_and_baseline(config: AdvantageConfig) -> Iterator[Fault]:
     returns, baseline = return_of(config), baseline_of(config)
     if returns.needs_critic and not baseline.needs_critic:
-        yield Fault(
-            "advantage",
-            f"returns {config.returns} needs a critic's values, but baseline is {config.baseline!r}",
-            "set advantage.baseline: critic",
-        )
+        what = f"returns {config.returns} needs a critic's values, but baseline is {config.baseline!r}"
+        yield Fault("advantage", what, "set advantage.baseline: critic")
     if baseline.reads_after and (returns.needs_critic or returns.per_token):
-        yield Fault(
-            "advantage",
-            f"baseline {config.baseline} reads the critic after an utterance, and returns {config.returns} before it",
-            "set advantage.returns: utterance (or reward_to_go, tree)",
-        )
+        what = f"baseline {config.baseline} reads the critic after an utterance, and returns {config.returns} before it"
+        yield Fault("advantage", what, "set advantage.returns: utterance (or reward_to_go, tree)")
     if returns.per_token and config.baseline != "none" and not baseline.needs_critic:
-        yield Fault(
-            "advantage",
-            f"returns {config.returns} goes with baseline critic or none, got {config.baseline!r}",
-            "for a baseline over groups set advantage.returns: utterance (or reward_to_go, tree)",
-        )
+        what = f"returns {config.returns} goes with baseline critic or none, got {config.baseline!r}"
+        remedy = "for a baseline over groups set advantage.returns: utterance (or reward_to_go, tree)"
+        yield Fault("advantage", what, remedy)
     if config.multi_objective_aggregation == "normalize_then_sum" and (returns.needs_critic or returns.per_token):
-        yield Fault(
-            "advantage.multi_objective_aggregation",
-            f"normalize_then_sum compares the rewards of utterances, and returns {config.returns} does not",
-            "set advantage.returns: utterance",
-        )
+        what = f"normalize_then_sum compares the rewards of utterances, and returns {config.returns} does not"
+        yield Fault("advantage.multi_objective_aggregation", what, "set advantage.returns: utterance")
     if baseline.remembers and (passing := [name for name in config.key if name not in _PERSISTENT]):
-        yield Fault(
-            "advantage",
+        what = (
             f"baseline {config.baseline} keeps a mean for each {list(config.key)}, but {passing[0]!r} never has the "
-            "same value again, so no mean would ever be read",
-            f"use columns of {list(_PERSISTENT)}",
+            "same value again, so no mean would ever be read"
         )
+        yield Fault("advantage", what, f"use columns of {list(_PERSISTENT)}")
 
 
 def _added_terms(config: AdvantageConfig, per_token: bool) -> Iterator[Fault]:
@@ -116,20 +104,15 @@ def _added_terms(config: AdvantageConfig, per_token: bool) -> Iterator[Fault]:
     for number, term in enumerate(config.plus):
         added = term.within(config)
         if return_of(added).needs_critic or return_of(added).per_token or baseline_of(added).needs_critic:
-            yield Fault(
-                f"advantage.plus.{number}",
-                f"returns {added.returns} with baseline {added.baseline} needs a critic or runs over tokens",
-                "what is added compares rows, as returns: reward_to_go with baseline: mean",
-            )
+            what = f"returns {added.returns} with baseline {added.baseline} needs a critic or runs over tokens"
+            remedy = "what is added compares rows, as returns: reward_to_go with baseline: mean"
+            yield Fault(f"advantage.plus.{number}", what, remedy)
         if baseline_of(added).remembers:
             what = f"baseline {added.baseline} keeps means between updates"
             yield Fault(f"advantage.plus.{number}", what, "use mean")
     if config.plus and (return_of(config).per_token or per_token):
-        yield Fault(
-            "advantage.plus",
-            f"it adds numbers of utterances, and {config.returns} or post runs over tokens",
-            "leave one of them out",
-        )
+        what = f"it adds numbers of utterances, and {config.returns} or post runs over tokens"
+        yield Fault("advantage.plus", what, "leave one of them out")
 
 
 def check_algorithms(run: ResolvedRun) -> Iterator[Fault]:
@@ -153,12 +136,11 @@ def check_algorithms(run: ResolvedRun) -> Iterator[Fault]:
             for option in ("gamma", "lam", "lam_alpha", "lam_critic"):
                 mine, theirs = (getattr(algorithms[n].ppo, option) for n in (name, first))
                 if mine != theirs:
-                    yield Fault(
-                        f"ppo.{option}",
+                    what = (
                         f"returns {own.advantage.returns} runs through the answers of {first} and {name}, which have "
-                        f"{theirs!r} and {mine!r}",
-                        "give them one, or another advantage.returns",
                     )
+                    what += f"{theirs!r} and {mine!r}"
+                    yield Fault(f"ppo.{option}", what, "give them one, or another advantage.returns")
 
 
 def _critics(run: ResolvedRun) -> Iterator[Fault]:
@@ -168,8 +150,5 @@ def _critics(run: ResolvedRun) -> Iterator[Fault]:
     if not baseline_of(config).needs_critic or (returns.per_token and not returns.needs_critic):
         return
     for name in run.learners if run.config.training.critic == "none" else ():
-        yield Fault(
-            "advantage",
-            f"returns {config.returns} with baseline critic needs a critic, but agent {name!r} has none",
-            "set training.critic: head, or another advantage.baseline",
-        )
+        what = f"returns {config.returns} with baseline critic needs a critic, but agent {name!r} has none"
+        yield Fault("advantage", what, "set training.critic: head, or another advantage.baseline")

@@ -56,11 +56,9 @@ class Offers:
         """
         for name, tool in self.tools.items():
             if name in weighed and not may_pay(tool.run):
-                yield Fault(
-                    f"reward: {name}",
-                    f"the tool {name!r} pays nothing: it returns no maporl.Result",
-                    f"remove {name!r} from the rewards, or let the tool return Result(text, reward=...)",
-                )
+                what = f"the tool {name!r} pays nothing: it returns no maporl.Result"
+                remedy = f"remove {name!r} from the rewards, or let the tool return Result(text, reward=...)"
+                yield Fault(f"reward: {name}", what, remedy)
         for name, spec in self.environments.items():
             if name not in weighed or not spec.agents:
                 continue

@@ -76,18 +76,12 @@ def faults(config: Config) -> Iterator[Fault]:
         assert isinstance(section, RowsStage)
         if builder.makes not in section.takes:
             fitting = [name for name, kind in BUILDERS.items() if kind.makes in section.takes]
-            yield Fault(
-                f"{where}.build",
-                f"makes {builder.makes}, and train: {section.train} takes {' or '.join(section.takes)}",
-                f"use one of {fitting}",
-            )
+            what = f"makes {builder.makes}, and train: {section.train} takes {' or '.join(section.takes)}"
+            yield Fault(f"{where}.build", what, f"use one of {fitting}")
         yield from builder.check(config, section, [earlier.train for earlier, _ in stages[:number]], where)
         if isinstance(section, TurnCriticStage) and not any(isinstance(s, RankHalves) for _, s in stages[number:]):
-            yield Fault(
-                where,
-                "train: turn_critic changes no policy, and no later stage ranks by the critic",
-                "add {train: dpo, build: rank_halves, norm: true}",
-            )
+            what = "train: turn_critic changes no policy, and no later stage ranks by the critic"
+            yield Fault(where, what, "add {train: dpo, build: rank_halves, norm: true}")
 
 
 def _built(config: Config) -> list[Stage]:
@@ -107,11 +101,8 @@ def _verifier(config: Config, where: str) -> Iterator[Fault]:
     """Yield why the run has no verifier in this process that can be trained on whole dialogues."""
     verifier = config.reward.verifier
     if verifier is None or (verifier.model is None and verifier.tiny is None):
-        yield Fault(
-            where,
-            "train: reward trains reward.verifier, and it names no model",
-            "add reward.verifier: {model: NAME, reads: dialogue}",
-        )
+        what = "train: reward trains reward.verifier, and it names no model"
+        yield Fault(where, what, "add reward.verifier: {model: NAME, reads: dialogue}")
     elif verifier.reads != "dialogue":
         what = f"train: reward compares whole dialogues, and reward.verifier.reads is {verifier.reads}"
         yield Fault(where, what, "set reads: dialogue")

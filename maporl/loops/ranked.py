@@ -74,11 +74,8 @@ class RankHalves(Builder):
         trained."""
         key = f"{where}.build"
         if "turn_critic" not in before:
-            yield Fault(
-                key,
-                "rank_halves ranks by a critic of turns, and no stage before it trains one",
-                "add {train: turn_critic, build: trajectory_pairs}",
-            )
+            what = "rank_halves ranks by a critic of turns, and no stage before it trains one"
+            yield Fault(key, what, "add {train: turn_critic, build: trajectory_pairs}")
         if section.replay != "current":
             yield Fault(f"{where}.replay", "rank_halves samples candidates for the present round only", "remove it")
         for name, agent in ((name, agent) for name, agent in config.agents.items() if agent.trainable):
@@ -86,11 +83,8 @@ class RankHalves(Builder):
                 what = f"rank_halves compares answers without their calls, and agent {name!r} has tools"
                 yield Fault(key, what, "give it none")
             if agent.engine != "transformers":
-                yield Fault(
-                    key,
-                    f"rank_halves samples candidates with transformers, and agents.{name}.engine is {agent.engine!r}",
-                    "set engine: transformers",
-                )
+                what = f"rank_halves samples candidates with transformers, and agents.{name}.engine is {agent.engine!r}"
+                yield Fault(key, what, "set engine: transformers")
 
     def paired(self, candidates: Sequence[Row]) -> list[Pair]:
         """Return pairs of one state's candidates, whose values are their advantages.

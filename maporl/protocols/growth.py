@@ -38,12 +38,11 @@ def faults(protocol: Protocol, growth: Growth | None, players: tuple[str, ...]) 
             yield Fault.of(error)
             return
         if stage.turns > protocol.turns:
-            yield Fault(
-                WHERE,
+            what = (
                 f"an agent has up to {stage.turns} turns from update {update} on, but {protocol.turns} in the section "
-                "protocol, which evaluations play",
-                "give protocol the longest values",
+                "protocol, which evaluations play"
             )
+            yield Fault(WHERE, what, "give protocol the longest values")
 
 
 def _with(protocol: Protocol, name: str, value: int) -> Protocol:

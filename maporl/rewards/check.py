@@ -37,18 +37,14 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         yield Fault("reward.brevity", "the source 'brevity' needs it", f"for example {example}")
     name = run.config.protocol["name"]
     if "judgement" in used and getattr(protocol, "judge", None) is None:
-        yield Fault(
-            "reward.sources",
+        what = (
             f"judgement scores what an agent says of results that it called for, and protocol {name!r} asks nobody for "
-            "that",
-            "use protocol call_return with judge: TEXT",
+            "that"
         )
+        yield Fault("reward.sources", what, "use protocol call_return with judge: TEXT")
     if judge_of(protocol) is None and any(rule.needs_verdicts for rule in rules):
-        yield Fault(
-            "reward.rules",
-            "consistency pays verdicts on what was said, and nobody gives any",
-            "set protocol.step_judge: {agent: NAME}, or leave the rule out",
-        )
+        what = "consistency pays verdicts on what was said, and nobody gives any"
+        yield Fault("reward.rules", what, "set protocol.step_judge: {agent: NAME}, or leave the rule out")
     yield from _scoring_agents(run, used)
     if "arena" in reward.sources and run.config.branching.most < 2 and run.config.branching.how == "independent":
         yield Fault("reward.sources", "arena compares a question's dialogues", "set branching.group to 2 or more")
@@ -92,11 +88,8 @@ def lengths(reward: RewardSection, longest: Mapping[str, int], endless: bool) ->
             "set min_tokens well below reward.brevity.tokens, or leave one of them out",
         )
     if fines.no_eos and endless:
-        yield Fault(
-            "reward.penalties.no_eos",
-            "answers that do not end by themselves are fined, and with ppo.stop_token: none no answer does",
-            "set no_eos: 0, or ppo.stop_token: eos",
-        )
+        what = "answers that do not end by themselves are fined, and with ppo.stop_token: none no answer does"
+        yield Fault("reward.penalties.no_eos", what, "set no_eos: 0, or ppo.stop_token: eos")
 
 
 def contributions(ablate: AblateSection | None) -> set[str]:
@@ -117,11 +110,9 @@ def _rules(run: ResolvedRun, rules: list[Rule], rewards: set[str]) -> Iterator[F
             )
         for column in sorted(rule.needs - run.protocol.records):
             name = run.config.protocol["name"]
-            yield Fault(
-                "reward.rules",
-                f"{entry_name(entry)} needs {column}s, but protocol {name!r} records no {column}s",
-                "use a protocol that does (call_return records callers), or leave the rule out",
-            )
+            what = f"{entry_name(entry)} needs {column}s, but protocol {name!r} records no {column}s"
+            remedy = "use a protocol that does (call_return records callers), or leave the rule out"
+            yield Fault("reward.rules", what, remedy)
 
 
 def _scoring_agents(run: ResolvedRun, used: set[str]) -> Iterator[Fault]:
@@ -133,11 +124,8 @@ def _scoring_agents(run: ResolvedRun, used: set[str]) -> Iterator[Fault]:
                 f"reward.{kind}", f"the source {kind!r} needs it", f"for example reward.{kind}: {{agent: NAME}}"
             )
         if section is not None and (section.agent not in run.agents or section.agent in run.speakers):
-            yield Fault(
-                f"reward.{kind}.agent",
-                f"{section.agent!r} must be one of {list(run.agents)} that does not play",
-                "add it under agents: and list the others in protocol.agents",
-            )
+            what = f"{section.agent!r} must be one of {list(run.agents)} that does not play"
+            yield Fault(f"reward.{kind}.agent", what, "add it under agents: and list the others in protocol.agents")
 
 
 def score_range(reward: RewardSection, missing_eos_penalty: float | None, turns: int = 1) -> list[float] | None:

@@ -41,21 +41,14 @@ def _losses(run: ResolvedRun) -> Iterator[Fault]:
     config = run.config
     how, ppo = config.branching.how, config.ppo
     if ppo.ratio == "trajectory" and how != "independent":
-        yield Fault(
-            "ppo.ratio",
-            f"a trajectory is what an agent says in one dialogue, but branching.how: {how} makes dialogues that share "
-            "utterances",
-            "set branching.how: independent, or ppo.ratio: sequence",
-        )
+        what = f"a trajectory is an agent's words in one dialogue, but branching.how: {how} makes dialogues share them"
+        yield Fault("ppo.ratio", what, "set branching.how: independent, or ppo.ratio: sequence")
     calls = config.environments or any(agent.tools for agent in config.agents.values())
     for key, value in (("aggregation", ppo.aggregation), ("ratio", ppo.ratio)) if calls else ():
         if value == "sequence_sum" or (key == "ratio" and value.startswith("sequence")):
             instead = "token_mean or sequence_mean" if key == "aggregation" else "token or trajectory"
-            yield Fault(
-                f"ppo.{key}",
-                f"{value} looks at each completion for itself, and a turn with calls of tools has several",
-                f"set ppo.{key}: {instead}",
-            )
+            what = f"{value} looks at each completion for itself, and a turn with calls of tools has several"
+            yield Fault(f"ppo.{key}", what, f"set ppo.{key}: {instead}")
 
 
 def _ablation(run: ResolvedRun, ablate: AblateSection) -> Iterator[Fault]:
@@ -65,33 +58,26 @@ def _ablation(run: ResolvedRun, ablate: AblateSection) -> Iterator[Fault]:
         if agent not in run.speakers:
             yield Fault(f"{key}: who", f"{agent!r} does not play", f"name some of {list(run.speakers)}")
     if ablate.placeholder is None and not can_decline(run.protocol):
-        yield Fault(
-            key,
+        what = (
             f"protocol {run.protocol.label!r} has no agents that decline, so something must stand in the place of what "
-            "is left out",
-            "set placeholder, such as (nothing)",
+            "is left out"
         )
+        yield Fault(key, what, "set placeholder, such as (nothing)")
     if config.environments:
         name = next(iter(config.environments))
-        yield Fault(
-            key,
-            f"a dialogue cannot be played again in environments ({name!r}), whose steps were taken",
-            "remove ablate, or the environments",
-        )
+        what = f"a dialogue cannot be played again in environments ({name!r}), whose steps were taken"
+        yield Fault(key, what, "remove ablate, or the environments")
     if BRANCHINGS[config.branching.how].final:
-        yield Fault(
-            key,
+        what = (
             f"{config.branching.how} credits utterances when they are said, but a contribution is known at the end of "
-            "a dialogue",
-            "use how: independent, fork_first or fork_every",
+            "a dialogue"
         )
+        yield Fault(key, what, "use how: independent, fork_first or fork_every")
     read = {name for rule in build_rules(config.reward.rules) for name in rule.reads}
     if not read & contributions(ablate):
-        yield Fault(
-            key,
-            "no rule reads what the agents contributed, so the dialogues would be played for nothing",
-            "add {mix: {weights: {marginal: 0.5}}} or counterfactual to reward.rules, or remove ablate",
-        )
+        what = "no rule reads what the agents contributed, so the dialogues would be played for nothing"
+        remedy = "add {mix: {weights: {marginal: 0.5}}} or counterfactual to reward.rules, or remove ablate"
+        yield Fault(key, what, remedy)
 
 
 def _unit_scores(run: ResolvedRun) -> Iterator[Fault]:
@@ -121,15 +107,11 @@ def _tools(run: ResolvedRun) -> Iterator[Fault]:
         return
     how = config.branching.how
     if BRANCHINGS[how].judges:
-        yield Fault(
-            "branching.how",
+        what = (
             f"{how} compares what agents say right after they said it, but {callers[0]!r} makes turns that go on after "
-            "calls of tools",
-            "use how: independent, or let the protocol call the tools",
+            "calls of tools"
         )
+        yield Fault("branching.how", what, "use how: independent, or let the protocol call the tools")
     if config.branching.joint == "cross":
-        yield Fault(
-            "branching.joint",
-            "cross combines answers that were given in different worlds",
-            "use joint: aligned with tools and environments",
-        )
+        what = "cross combines answers that were given in different worlds"
+        yield Fault("branching.joint", what, "use joint: aligned with tools and environments")

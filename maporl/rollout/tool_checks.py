@@ -149,8 +149,6 @@ def _forks(how: str, name: str, forks: str) -> Iterator[Fault]:
             f"environments.{name}.forks: replay",
         )
     if how == "fork_random" and forks == "copy":
-        yield Fault(
-            "branching.how",
-            f"fork_random forks dialogues at earlier steps, and a copy of environment {name!r} is as it is now",
-            f"set environments.{name}.forks: replay if reset(seed) decides everything in it, or use fork_every",
-        )
+        what = f"fork_random forks dialogues at earlier steps, and a copy of environment {name!r} is as it is now"
+        remedy = f"set environments.{name}.forks: replay if reset(seed) decides everything in it, or use fork_every"
+        yield Fault("branching.how", what, remedy)

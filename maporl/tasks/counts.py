@@ -83,12 +83,9 @@ def faults(counts: Mapping[str, SplitCounts], task: str, paid: bool) -> Iterator
             what = f"{count.conflicting:,} of {count.questions:,} questions stand there again with another label"
             yield Fault(key, what, "correct or remove them", "warning")
     if said := overlap(counts):
-        yield Fault(
-            f"task {task}",
-            said,
-            "hold others out (task.eval_source or task.held_out, where the task has it)",
-            "warning",
-        )
+        what = said
+        remedy = "hold others out (task.eval_source or task.held_out, where the task has it)"
+        yield Fault(f"task {task}", what, remedy, "warning")
 
 
 def totals(counts: Mapping[str, SplitCounts]) -> dict[str, int | str]:

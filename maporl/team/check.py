@@ -37,12 +37,11 @@ def _critic(name: str, agent: AgentSection, config: Config) -> Iterator[Fault]:
         what = f"'adapter' needs a LoRA, and agents.{name} has none"
         yield Fault(key, what, "add lora: {} to it or use critic: head")
     if config.training.gradient_checkpointing:
-        yield Fault(
-            key,
+        what = (
             "'adapter' excludes training.gradient_checkpointing, which would recompute activations under the wrong "
-            "adapter",
-            "use critic: head or set training.gradient_checkpointing: false",
+            "adapter"
         )
+        yield Fault(key, what, "use critic: head or set training.gradient_checkpointing: false")
 
 
 def _critic_of(name: str, config: Config) -> tuple[str, str]:
@@ -87,12 +86,11 @@ def _untrained_weights(config: Config) -> Iterator[Fault]:
     for name, agent in config.agents.items() if asked else ():
         kept = agent.lora is not None or agent.adapter is not None or config.of(name).ppo.kl_coef != 0
         if agent.weights and agent.trainable and not kept:
-            yield Fault(
-                key,
+            what = (
                 f"{value} asks the weights before training, but agents.{name} trains all its weights and keeps no "
-                "reference at ppo.kl_coef 0",
-                "give it a lora, set ppo.kl_coef above 0, or remove that option",
+                "reference at ppo.kl_coef 0"
             )
+            yield Fault(key, what, "give it a lora, set ppo.kl_coef above 0, or remove that option")
 
 
 def check_sampling(run: ResolvedRun) -> Iterator[Fault]:
@@ -105,11 +103,8 @@ def check_sampling(run: ResolvedRun) -> Iterator[Fault]:
     for role in sampling.roles:
         if role not in roles and not run.protocol.roles:
             declared = sorted(role for role in roles if role is not None)
-            yield Fault(
-                f"protocol.sampling.{role}",
-                f"nobody speaks in this role; agents have the roles {declared}",
-                f"so set agents.NAME.role: {role}, or agents.NAME.sampling",
-            )
+            what = f"nobody speaks in this role; agents have the roles {declared}"
+            yield Fault(f"protocol.sampling.{role}", what, f"so set agents.NAME.role: {role}, or agents.NAME.sampling")
     for name in config.agents:
         for key, values in (
             (f"agents.{name}.sampling", sampling.agents.get(name)),

@@ -16,11 +16,8 @@ def somebody_learns(run: ResolvedRun) -> Iterator[Fault]:
     if not learning:
         yield Fault("agents", "none is trainable, so nothing would be trained", "set trainable: true for one")
     if learning.isdisjoint(run.speakers) and not config.stages:  # a loop may teach one that does not play
-        yield Fault(
-            "protocol.agents",
-            f"of {list(run.speakers)} none is trainable, so nothing would be trained",
-            f"add one of {sorted(learning)} or set trainable: true for one that plays",
-        )
+        what = f"of {list(run.speakers)} none is trainable, so nothing would be trained"
+        yield Fault("protocol.agents", what, f"add one of {sorted(learning)} or set trainable: true for one that plays")
 
 
 def check(run: ResolvedRun) -> Iterator[Fault]:
@@ -59,12 +56,11 @@ def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:
     for name in [] if schedule.round_robin is None else schedule.round_robin.agents or run.speakers:
         agent = config.agents[name]
         if not agent.trainable or not agent.weights:
-            yield Fault(
-                "schedule.round_robin",
+            what = (
                 f"agent {name!r} should be trained in its turn, but it is frozen (trainable: false, or an engine "
-                "without weights)",
-                "list the trainable agents in schedule.round_robin.agents",
+                "without weights)"
             )
+            yield Fault("schedule.round_robin", what, "list the trainable agents in schedule.round_robin.agents")
     algorithms = {name: config.of(name) for name in run.learners}
     lacking = {n for n, c in algorithms.items() if c.advantage.baseline != "critic" or c.training.critic == "none"}
     own = [name for name in algorithms if config.agents[name].algorithm.critic_warmup is not None]
@@ -73,17 +69,11 @@ def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:
     for place, (one, whose) in asked.items():
         key, warmup = f"{place}.critic_warmup", one.schedule.critic_warmup
         if warmup and lacking >= whose:
-            yield Fault(
-                key,
-                "a critic is missing",
-                "set training.critic: head and advantage.baseline: critic, or critic_warmup: 0",
-            )
+            remedy = "set training.critic: head and advantage.baseline: critic, or critic_warmup: 0"
+            yield Fault(key, "a critic is missing", remedy)
         if 0 < config.updates <= warmup:
-            yield Fault(
-                key,
-                f"only the critics would learn in all {config.updates} updates",
-                "choose a smaller number, or more updates",
-            )
+            what = f"only the critics would learn in all {config.updates} updates"
+            yield Fault(key, what, "choose a smaller number, or more updates")
 
 
 def exchanged(run: ResolvedRun, names: Sequence[str], key: str = "--swap") -> Iterator[Fault]:
@@ -99,12 +89,11 @@ def exchanged(run: ResolvedRun, names: Sequence[str], key: str = "--swap") -> It
             return
         agent = agents[name]
         if not agent.weights or agent.engine != agents[names[0]].engine:
-            yield Fault(
-                key,
+            what = (
                 f"expected agents whose weights one engine samples from, but {names[0]!r} has the engine "
-                f"{agents[names[0]].engine!r} and {name!r} has {agent.engine!r}",
-                "leave one of them out",
+                f"{agents[names[0]].engine!r} and {name!r} has {agent.engine!r}"
             )
+            yield Fault(key, what, "leave one of them out")
         first = owners.setdefault(agent.policy or name, name)
         if first != name:
             yield Fault(key, f"{first!r} and {name!r} share one policy, so nothing would change")

@@ -61,11 +61,8 @@ def _attention(config: Config, name: str, section: AgentSection) -> Iterator[Fau
     key = f"agents.{name}.attn_implementation"
     yield from _device(config, key, kind)
     if kind == "flash_attention_2" and memory.shape_of(section).bytes == 4 and not config.training.bf16:
-        yield Fault(
-            key,
-            "flash_attention_2 computes in half precision, and these weights are in float32",
-            f"set agents.{name}.dtype: bfloat16, or choose sdpa",
-        )
+        what = "flash_attention_2 computes in half precision, and these weights are in float32"
+        yield Fault(key, what, f"set agents.{name}.dtype: bfloat16, or choose sdpa")
     yield from _architecture(key, kind, AutoModelForCausalLM, section.model, section.tiny)
 
 
@@ -109,8 +106,5 @@ def check_alphabets(run: ResolvedRun) -> Iterator[Fault]:
     for name, tiny in run.tinies.items():
         if missing := used - set(tiny.alphabet):
             lacking = f"{''.join(sorted(missing))!r:.80}"
-            yield Fault(
-                f"agents.{name}.tiny.alphabet",
-                f"questions have characters that {tiny.alphabet!r:.80} lacks: {lacking}",
-                "add them",
-            )
+            what = f"questions have characters that {tiny.alphabet!r:.80} lacks: {lacking}"
+            yield Fault(f"agents.{name}.tiny.alphabet", what, "add them")

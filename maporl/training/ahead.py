@@ -41,29 +41,22 @@ def faults(
     here = sorted(name for name, elsewhere in remote.items() if not elsewhere)
     if here or untrained is not None:
         what = f"engine {here[0]!r} answers" if here else f"{untrained} asks"
-        yield Fault(
-            key,
-            f"{depth} plays while weights change, and {what} with those weights",
-            "use cluster.backend: ray or engine: vllm, or async_depth: 0",
-        )
+        what = f"{depth} plays while weights change, and {what} with those weights"
+        yield Fault(key, what, "use cluster.backend: ray or engine: vllm, or async_depth: 0")
     if not corrected:
         what = f"{depth} trains on dialogues of older weights"
         yield Fault(key, what, "set ratio_to: sampler, with which they cost least, or engine_tis_cap")
     if processes > 1:
         yield Fault(key, f"{depth} needs a single process; this run has {processes}")
     if depth > 1 and past:
-        yield Fault(
-            key,
-            f"{depth} plays several batches at once, and schedule.opponent_pool gives each its own past weights",
-            "use async_depth: 1",
-        )
+        what = f"{depth} plays several batches at once, and schedule.opponent_pool gives each its own past weights"
+        yield Fault(key, what, "use async_depth: 1")
     if depth > 1 and (ended := sorted(name for name, takes in between.items() if not takes)):
-        yield Fault(
-            key,
+        what = (
             f"{depth} needs engines that take new weights while dialogues go on, and with {ended[0]!r} dialogues end "
-            "first, so that more than 1 brings nothing",
-            "use cluster.backend: ray with cluster.on_update: finish, or async_depth: 1",
+            "first, so that more than 1 brings nothing"
         )
+        yield Fault(key, what, "use cluster.backend: ray with cluster.on_update: finish, or async_depth: 1")
 
 
 def batches_to_begin(number: int, in_progress: int, depth: int, last: int) -> range:

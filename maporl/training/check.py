@@ -9,6 +9,7 @@ imported only for an advantage that is not PPO's own.
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from maporl.config.algorithm import OF_TEAM
@@ -49,11 +50,8 @@ def _minibatches(run: ResolvedRun) -> Iterator[Fault]:
     """Yield that the questions of an update cannot be dealt to minibatches."""
     parts, questions = run.config.ppo.num_mini_batches, run.config.questions_per_update()
     if questions % parts:
-        yield Fault(
-            "ppo.num_mini_batches",
-            f"{parts} does not divide the {questions} questions of an update",
-            "change it or training.per_device_train_batch_size",
-        )
+        what = f"{parts} does not divide the {questions} questions of an update"
+        yield Fault("ppo.num_mini_batches", what, "change it or training.per_device_train_batch_size")
 
 
 def check(run: ResolvedRun) -> Iterator[Fault]:
@@ -70,11 +68,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     training = config.training
     yield from by_role(training.role_gradients, training.balance, not config.grouped, 1)
     if training.eval_steps and not config.evaluation.questions:
-        yield Fault(
-            "training.eval_steps",
-            f"{training.eval_steps} asks for evaluations but evaluation.questions is 0",
-            "set evaluation.questions above 0 or training.eval_steps to 0",
-        )
+        what = f"{training.eval_steps} asks for evaluations but evaluation.questions is 0"
+        yield Fault("training.eval_steps", what, "set evaluation.questions above 0 or training.eval_steps to 0")
     yield from each_algorithm(_algorithm, run)
     if any(agent.learns_by != OF_TEAM for agent in config.agents.values()):
         from maporl.advantages.check import check_algorithms  # needs torch
@@ -101,9 +96,8 @@ def _algorithm(run: ResolvedRun) -> Iterator[Fault]:
         yield from check_advantage(run)
     yield from fitting(config.branching, config.reward, run.protocol, config.advantage, config.ppo)
     if config.ppo.value_loss == "hl_gauss":
-        yield from refused(
-            lambda: value_range(config.reward, config.advantage, config.ppo, run.protocol, len(run.speakers))
-        )
+        bounds = partial(value_range, config.reward, config.advantage, config.ppo, run.protocol, len(run.speakers))
+        yield from refused(bounds)
 
 
 def unread(run: ResolvedRun) -> Iterator[Fault]:
@@ -294,21 +288,19 @@ def value_range(
 def _untaught(branching: BranchingSection, distill: DistillSection, protocol: Protocol) -> Iterator[Fault]:
     """Yield why no teacher could judge an answer that it has not seen."""
     if BRANCHINGS[branching.how].judges:
-        yield Fault(
-            "reward.distill",
+        what = (
             f"branching {branching.how} decides by the scores of first answers what follows them, so what a teacher "
-            "reads would depend on the answer that it judges",
-            "use how: independent, fork_first or fork_every",
+            "reads would depend on the answer that it judges"
         )
+        yield Fault("reward.distill", what, "use how: independent, fork_first or fork_every")
     elif distill.teacher == "dialogue" and not protocol.hears_others:
         yield Fault("reward.distill", f"in protocol {protocol.label!r} all speak once, so talking teaches nothing")
     elif distill.teacher == "dialogue" and branching.most < 2:
-        yield Fault(
-            "reward.distill",
+        what = (
             "a teacher that has seen an answer cannot judge it, so it reads another dialogue on the question, and "
-            "branching.group is 1",
-            "set branching.group to 2 or more, or let another agent teach",
+            "branching.group is 1"
         )
+        yield Fault("reward.distill", what, "set branching.group to 2 or more, or let another agent teach")
 
 
 def _branched_credit(branching: BranchingSection, reward: RewardSection, protocol: Protocol) -> Iterator[Fault]:
@@ -323,19 +315,17 @@ def _branched_credit(branching: BranchingSection, reward: RewardSection, protoco
             "(reward.sources: reported)",
         )
     if kind.judges and "repeats" in reward.sources:
-        yield Fault(
-            "branching",
+        what = (
             f"{how} compares the answers to each question while it is played, but reward.sources: repeats compares "
-            "proposals with those to all questions of an update",
-            "use how: independent or fork_first, or leave repeats out",
+            "proposals with those to all questions of an update"
         )
+        yield Fault("branching", what, "use how: independent or fork_first, or leave repeats out")
     if kind.judges and "majority" in reward.sources:
-        yield Fault(
-            "branching",
+        what = (
             f"{how} compares the answers to each question while it is played, but reward.sources: majority needs the "
-            "last answers of all its dialogues",
-            "use how: independent or fork_first, or leave majority out",
+            "last answers of all its dialogues"
         )
+        yield Fault("branching", what, "use how: independent or fork_first, or leave majority out")
     if not kind.final:
         return
     for key, along in _looks_along(reward).items():
@@ -400,17 +390,11 @@ def _rewards_apart(advantage: AdvantageConfig, reward: RewardSection, ppo: PPOOp
     }
     present = [name for name, value in changes.items() if value]
     if present:
-        yield Fault(
-            key,
-            f"normalize_then_sum compares each of {list(reward.sources)} alone, but {present[0]} changes their sum",
-            "set reward.rules: [own] and leave that out",
-        )
+        what = f"normalize_then_sum compares each of {list(reward.sources)} alone, but {present[0]} changes their sum"
+        yield Fault(key, what, "set reward.rules: [own] and leave that out")
     if len([weight for weight in reward.sources.values() if weight]) < 2:
-        yield Fault(
-            key,
-            f"normalize_then_sum needs two rewards with a weight, got reward.sources {reward.sources}",
-            "add one, or remove it",
-        )
+        what = f"normalize_then_sum needs two rewards with a weight, got reward.sources {reward.sources}"
+        yield Fault(key, what, "add one, or remove it")
 
 
 def check_kinds(parts: dict[str, tuple[Any, type]]) -> None:

@@ -32,29 +32,26 @@ def faults(advantage: AdvantageConfig, ppo: PPOOptions) -> Iterator[Fault]:
             continue
         baseline = baseline_of(config)
         if in_reward:
-            yield Fault(
-                place,
+            what = (
                 f"{divides} divides by the spread of each group by {list(key)}, and ppo.kl_in: reward has made the KL "
                 f"(kl_coef {ppo.kl_coef:g}) a part of what is compared. Where all answers of a group earn the same, "
-                "only the KL differs, and its noise would become advantages of 1 and -1",
-                f"set ppo.kl_in: loss with ppo.kl_estimator: k3, or {remedy}",
+                "only the KL differs, and its noise would become advantages of 1 and -1"
             )
+            yield Fault(place, what, f"set ppo.kl_in: loss with ppo.kl_estimator: k3, or {remedy}")
         if baseline.needs_critic and (baseline.over != "group" or divides == "whiten"):
-            yield Fault(
-                place,
+            what = (
                 f"{divides} divides by the spread of each group by {list(key)}, and baseline {config.baseline} leaves "
                 "the critic's error. Where all answers of a question earn the same, only this error differs, and "
-                "would become advantages of 1 and -1",
-                f"leave {', '.join(of_a_question)} out of the key, or {remedy}",
+                "would become advantages of 1 and -1"
             )
+            yield Fault(place, what, f"leave {', '.join(of_a_question)} out of the key, or {remedy}")
     transforms = build_transforms(advantage)
     if ppo.kl_coef != 0 and ppo.kl_in == "loss" and any(transform.per_token for transform in transforms):
-        yield Fault(
-            "advantage.post",
+        what = (
             f"cumulative_kl takes the KL (kl_coef {ppo.kl_coef:g}) off every token's advantage, and ppo.kl_in: loss "
-            "would add it to the loss too",
-            "set ppo.kl_in: reward, or leave cumulative_kl out",
+            "would add it to the loss too"
         )
+        yield Fault("advantage.post", what, "set ppo.kl_in: reward, or leave cumulative_kl out")
 
 
 def _scaled_groups(

@@ -79,11 +79,8 @@ def _task(run: ResolvedRun) -> Iterator[Fault]:
     task = build_task(config.task, "train", config.seed, run.where)
     if not task.has_questions and not protocol.own_questions:
         with_questions = ", ".join(name for name, kind in TASKS.installed().items() if kind.has_questions)
-        yield Fault(
-            "task",
-            f"{name!r} has no questions, and protocol {config.protocol['name']!r} brings none",
-            f"use protocol: {{name: game}}, or a task with questions: {with_questions}",
-        )
+        what = f"{name!r} has no questions, and protocol {config.protocol['name']!r} brings none"
+        yield Fault("task", what, f"use protocol: {{name: game}}, or a task with questions: {with_questions}")
     _ = run.curriculum
     for agent, pupil in config.warm_start.agents.items():
         if agent not in config.agents:

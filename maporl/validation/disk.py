@@ -30,13 +30,11 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     remedy = "make room, or give another output_dir"
     if kept and free >= final:
         remedy = f"set training.save_total_limit: 1 or training.save_steps: 0 (no checkpoints), {remedy}"
-    yield Fault(
-        "output_dir",
+    what = (
         f"the disk of {str(there)!r} has {_shown(free)} free, and the run writes about {_shown(needed)} there "
-        f"({_shown(final)} at its end, and {kept} checkpoint{'' if kept == 1 else 's'} of {_shown(checkpoint)})",
-        remedy,
-        "warning" if free >= final else "error",
+        f"({_shown(final)} at its end, and {kept} checkpoint{'' if kept == 1 else 's'} of {_shown(checkpoint)})"
     )
+    yield Fault("output_dir", what, remedy, "warning" if free >= final else "error")
 
 
 def _sizes(config: Config) -> tuple[float, float]:

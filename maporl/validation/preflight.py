@@ -92,11 +92,8 @@ def _options(training: TrainingOptions) -> Iterator[Fault]:
     yield from _schedule(training)
     yield from _bf16(training)
     if "8bit" in training.optim and find_spec("bitsandbytes") is None:
-        yield Fault(
-            "training.optim",
-            f"{training.optim} needs the package bitsandbytes",
-            f"install it with: {install_command('quantized')}",
-        )
+        what = f"{training.optim} needs the package bitsandbytes"
+        yield Fault("training.optim", what, f"install it with: {install_command('quantized')}")
     try:
         for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
             callback()  # raises an error if its package is not installed
@@ -291,11 +288,8 @@ def _writing(run: ResolvedRun) -> Iterator[Fault]:
         with TemporaryDirectory(prefix=".maporl-check-", dir=there):
             pass
     except OSError as error:
-        yield Fault(
-            "output_dir",
-            f"{str(folder)!r} cannot be written: nothing can be made in {str(there)!r} ({error.strerror})",
-            "give another output_dir",
-        )
+        what = f"{str(folder)!r} cannot be written: nothing can be made in {str(there)!r} ({error.strerror})"
+        yield Fault("output_dir", what, "give another output_dir")
 
 
 def _placement(run: ResolvedRun) -> Iterator[Fault]:

@@ -173,13 +173,11 @@ def findings(rehearsal: Rehearsal) -> Iterator[Fault]:
 def _questions(run: ResolvedRun) -> Iterator[Fault]:
     """Yield a warning if nobody is asked the questions of the task, because the protocol brings its own."""
     if run.protocol.own_questions and run.task.has_questions:
-        yield Fault(
-            "task",
+        what = (
             f"protocol {run.protocol.label} brings its own questions, so nobody is asked those of task "
-            f"{run.config.task['name']}",
-            "set task: {name: episodes}",
-            "warning",
+            f"{run.config.task['name']}"
         )
+        yield Fault("task", what, "set task: {name: episodes}", "warning")
 
 
 def _unasked(rehearsal: Rehearsal) -> Iterator[Fault]:
@@ -193,12 +191,9 @@ def _unasked(rehearsal: Rehearsal) -> Iterator[Fault]:
     asked = {request.ask.agent for play in plays for request in play.requests}
     silent = [name for name in rehearsal.run.learners if name not in asked]
     if silent and all(play.ended for play in plays):
-        yield Fault(
-            "protocol",
-            f"three rehearsals asked nothing of agents that are to learn: {', '.join(silent)}",
-            "let the protocol ask them, or set trainable: false; what others say may decide it in the run",
-            "warning",
-        )
+        what = f"three rehearsals asked nothing of agents that are to learn: {', '.join(silent)}"
+        remedy = "let the protocol ask them, or set trainable: false; what others say may decide it in the run"
+        yield Fault("protocol", what, remedy, "warning")
 
 
 def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
@@ -213,13 +208,11 @@ def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
         what = f"it gives documents, and protocol {name!r} shows them to nobody"
         yield Fault("task", what, use, "warning")
     elif any(r.ask.answers and r.ask.example is None for r in shown):
-        yield Fault(
-            "task",
+        what = (
             f"it gives documents, and protocol {name!r} asks for answers to them as if they were questions, which have "
-            "no right answer",
-            use,
-            "warning",
+            "no right answer"
         )
+        yield Fault("task", what, use, "warning")
 
 
 def _roles(rehearsal: Rehearsal) -> Iterator[Fault]:
@@ -384,13 +377,12 @@ class Measured:
             if length + answers + answer > context:
                 longer[agent] = max(longer.get(agent, 0), length + answers + answer)
         if not self.whole:
-            yield Fault(
-                "protocol",
+            what = (
                 f"{label} lets dialogues go on for more than {made_up.MOST_STEPS} steps, of which no more were "
-                "rehearsed",
-                "whether later prompts fit the models' contexts, and how long they get, shows in the run",
-                "warning",
+                "rehearsed"
             )
+            remedy = "whether later prompts fit the models' contexts, and how long they get, shows in the run"
+            yield Fault("protocol", what, remedy, "warning")
         yield from _unread(config, self.players.requests)
         yield from self._unwritable()
         for agent, length in longer.items():
@@ -399,13 +391,11 @@ class Measured:
                 if self.most == config.ppo.response_length
                 else "max_tokens of the agents' sampling"
             )
-            yield Fault(
-                f"agents.{agent}",
+            what = (
                 f"its last turn may need about {length} tokens if all answers are as long as {name}={self.most} "
-                f"allows, but its model reads at most {self.contexts[agent]}",
-                "a run stops where it does not fit",
-                "warning",
+                f"allows, but its model reads at most {self.contexts[agent]}"
             )
+            yield Fault(f"agents.{agent}", what, "a run stops where it does not fit", "warning")
 
     def _unwritable(self) -> Iterator[Fault]:
         """Yield agents that cannot write right answers: they lack characters, or may not write so many tokens."""
@@ -458,9 +448,8 @@ def _unread(config: Config, requests: Sequence[Request]) -> Iterator[Fault]:
     for name, characters in used.items():
         tiny = config.agents[name].tiny
         if tiny is not None and (lacking := characters - set(tiny.alphabet)):
-            yield Fault(
-                f"agents.{name}.tiny.alphabet",
+            what = (
                 f"its prompts have characters that it lacks, {''.join(sorted(lacking))!r:.60}; they are read as "
-                "unknown: add them, or shorten the protocol's texts",
-                severity="warning",
+                "unknown: add them, or shorten the protocol's texts"
             )
+            yield Fault(f"agents.{name}.tiny.alphabet", what, severity="warning")

@@ -27,18 +27,13 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     verifier, used = run.config.reward.verifier, {*run.config.reward.asked, *run.protocol.between_turns()}
     if verifier is None:
         if "verifier" in used:
-            yield Fault(
-                "reward.verifier",
-                "a verifier scores or gives feedback here, so its model is needed",
-                "for example reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server",
-            )
+            what = "a verifier scores or gives feedback here, so its model is needed"
+            remedy = "for example reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server"
+            yield Fault("reward.verifier", what, remedy)
         return
     if "verifier" in used and verifier.tiny is not None and not verifier.learn_every:
-        yield Fault(
-            "reward.verifier.tiny",
-            "a random verifier knows nothing, so it must learn before it scores",
-            "set reward.verifier.learn_every",
-        )
+        what = "a random verifier knows nothing, so it must learn before it scores"
+        yield Fault("reward.verifier.tiny", what, "set reward.verifier.learn_every")
     strangers = [name for name in verifier.authors if name not in run.agents]
     if strangers:
         what = f"the team has no agent {strangers[0]!r}"
@@ -67,11 +62,8 @@ def lengths(run: ResolvedRun) -> Iterator[Fault]:
     answers = run.protocol.turns * len(run.speakers) if section.reads == "dialogue" else 1
     question = max((_tokens(tokenizer, task, example) for task, example in _longest(run)), default=0)
     if question >= longest:
-        yield Fault(
-            key,
-            f"it reads at most {longest} tokens, and the longest question has {question} without an answer",
-            "leave long questions out, or train a verifier on a model with a longer context",
-        )
+        what = f"it reads at most {longest} tokens, and the longest question has {question} without an answer"
+        yield Fault(key, what, "leave long questions out, or train a verifier on a model with a longer context")
     elif question + answers * answer > longest:
         said = "an answer" if answers == 1 else f"{answers} answers"
         yield Fault(

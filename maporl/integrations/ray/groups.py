@@ -62,35 +62,24 @@ def _misplaced(groups: Mapping[str, GroupSection], bases: Mapping[str, tuple]) -
         first = next(other for other, theirs in bases.items() if theirs == base)
         if {policy, first} <= owner.keys() and owner[policy] != owner[first]:
             why = "share a central critic" if base == ("central critic",) else "are adapters of one base"
-            yield Fault(
-                key,
-                f"policies {first!r} and {policy!r} {why}, and are in {owner[first]!r} and {owner[policy]!r}",
-                "put them into one group",
-            )
+            what = f"policies {first!r} and {policy!r} {why}, and are in {owner[first]!r} and {owner[policy]!r}"
+            yield Fault(key, what, "put them into one group")
 
 
 def _vllm(name: str, group: GroupSection, speakers: Mapping[str, AgentSection]) -> Iterator[Fault]:
     """Yield why vLLM cannot sample for a group some of whose policies use it."""
     sections = _in_vllm(group, speakers)
     if sections and (other := [policy for policy in group.policies if policy not in sections]):
-        yield Fault(
-            f"cluster.groups.{name}",
-            f"vLLM samples from {next(iter(sections))!r} and transformers from {other[0]!r}",
-            "give their agents the same engine, or put them into groups of their own",
-        )
+        what = f"vLLM samples from {next(iter(sections))!r} and transformers from {other[0]!r}"
+        remedy = "give their agents the same engine, or put them into groups of their own"
+        yield Fault(f"cluster.groups.{name}", what, remedy)
     for policy, section in sections.items():
         if section.colocate is None:
-            yield Fault(
-                f"policy {policy!r}",
-                "vllm.urls are servers, and a group has a vLLM in each process that samples",
-                "give vllm: {colocate: {}}, or use cluster.backend: local",
-            )
+            what = "vllm.urls are servers, and a group has a vLLM in each process that samples"
+            yield Fault(f"policy {policy!r}", what, "give vllm: {colocate: {}}, or use cluster.backend: local")
         elif group.sharing == "sleep" and not section.colocate.sleep:
-            yield Fault(
-                f"cluster.groups.{name}.sharing",
-                f"sleep needs vllm.colocate.sleep: true for {policy!r}",
-                "set it, or use apart",
-            )
+            what = f"sleep needs vllm.colocate.sleep: true for {policy!r}"
+            yield Fault(f"cluster.groups.{name}.sharing", what, "set it, or use apart")
 
 
 def vllm_of(config: Config, groups: Mapping[str, GroupSection]) -> dict[str, dict[str, VLLMSection]]:
@@ -303,21 +292,18 @@ def place_faults(
     for name, group in groups.items():
         key = f"cluster.groups.{name}"
         if group.sharing == "sleep" and name not in in_vllm:
-            yield Fault(
-                f"{key}.sharing",
-                "the engine transformers has no sleep",
-                "use engine: vllm, or turns, in which the processes of a device work one at a time, or apart",
-            )
+            what = "the engine transformers has no sleep"
+            remedy = "use engine: vllm, or turns, in which the processes of a device work one at a time, or apart"
+            yield Fault(f"{key}.sharing", what, remedy)
         if group.sharing == "sleep" and async_depth:
             what = "an engine that sleeps cannot play ahead"
             yield Fault(f"{key}.sharing", what, "set training.async_depth: 0, or apart")
         if group.sharing != "apart" and group.learner.pool != group.engines.pool:
-            yield Fault(
-                key,
+            what = (
                 f"sharing: {group.sharing} puts its processes on the same devices, and learner.pool is "
-                f"{group.learner.pool!r} where engines.pool is {group.engines.pool!r}",
-                "give both the same pool",
+                f"{group.learner.pool!r} where engines.pool is {group.engines.pool!r}"
             )
+            yield Fault(key, what, "give both the same pool")
         for part, pool in (("learner", group.learner.pool), ("engines", group.engines.pool)):
             if pool is not None and pool not in section.pools:
                 pools = ", ".join(section.pools) or "none"
