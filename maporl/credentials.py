@@ -101,9 +101,7 @@ def _scanner() -> Any:
     try:
         from kingfisher_sdk import Rules, Scanner
     except ImportError:
-        raise RunError(
-            f"a push needs the package kingfisher-secret-scanner, to find secrets: {install_command('push')}"
-        ) from None
+        raise RunError(f"a push needs the package kingfisher-secret-scanner: {install_command('push')}") from None
     return Scanner(Rules(), base64=False)  # pictures on a page are base64
 
 

@@ -5,13 +5,12 @@ agent (``agents.NAME.sampling``), and the run. Evaluations take ``evaluation.sam
 draw tokens.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.errors import Fault
-from trl_ext.ppo.options import Decoding, option, options
+from trl_ext.ppo.options import Decoding, Natural, NotNegative, Positive, PositiveShare, option, options
 
 
 @options(frozen=True)
@@ -24,24 +23,24 @@ class Sampling:
         ValueError: a value is out of its range, or a list of values is empty.
     """
 
-    temperature: float | list[float] | None = option(
+    temperature: NotNegative | list[NotNegative] | None = option(
         None,
         "Sampling temperature; 0 is greedy, and for agents that are not trained.",
     )
-    top_p: float | list[float] | None = option(None, "Share of the probability to sample from, from 0 to 1.")
-    top_k: int | list[int] | None = option(None, "Number of likeliest tokens to sample from; 0: all.")
-    max_tokens: int | list[int] | None = option(None, "Most tokens of an answer.")
+    top_p: PositiveShare | list[PositiveShare] | None = option(
+        None, "Share of the probability to sample from, from 0 to 1."
+    )
+    top_k: Natural | list[Natural] | None = option(None, "Number of likeliest tokens to sample from; 0: all.")
+    max_tokens: Positive | list[Positive] | None = option(None, "Most tokens of an answer.")
     stop: list[str] | list[list[str]] | None = option(
         None,
         "Strings that end an answer, or a list of such lists by turn. They take the place of ppo.stop_strings.",
     )
 
     def __post_init__(self):
-        number = (int, float)
-        _check("temperature", self.temperature, number, lambda x: 0 <= x < math.inf, "a number of at least 0")
-        _check("top_p", self.top_p, number, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
-        _check("top_k", self.top_k, int, lambda x: x >= 0, "a number of tokens, or 0 for all")
-        _check("max_tokens", self.max_tokens, int, lambda x: x >= 1, "a number of tokens of at least 1")
+        for name in ("temperature", "top_p", "top_k", "max_tokens"):
+            if getattr(self, name) in ([], ()):
+                raise ValueError(f"{name}: expected a number, or a list of one for each turn, got []")
         lists = self._stops()
         texts = all(isinstance(one, list | tuple) and all(isinstance(s, str) and s for s in one) for one in lists)
         if self.stop is not None and (not lists or not texts):
@@ -74,14 +73,6 @@ class Sampling:
 
 def _of_turn(values: Sequence[Any], turn: int) -> Any:
     return values[min(turn, len(values) - 1)]
-
-
-def _check(name: str, value: Any, kind: Any, fits: Any, expected: str) -> None:
-    if value is None:
-        return
-    values = value if isinstance(value, list | tuple) else [value]
-    if not values or any(isinstance(x, bool) or not isinstance(x, kind) or not fits(x) for x in values):
-        raise ValueError(f"{name}: expected {expected}, or a list of them by turn, got {value!r:.80}")
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,7 @@ def check_address(what: str, url: Any, network: bool) -> None:
     if parts is None or not host or parts.scheme not in ("http", "https"):
         raise ConfigError(f"{what}: url: expected an address, as http://localhost:8000, got {url!r:.80}")
     if not (network or is_loopback(host)):
-        raise ConfigError(
-            f"{what}: url: {host} is another machine; add network: true if agents may send it what they like"
-        )
+        raise ConfigError(f"{what}: url: {host} is another machine; set network: true if agents may send it anything")
 
 
 def check_urls(urls: Iterable[str]) -> None:

@@ -92,9 +92,7 @@ class HttpClient:
         self.seconds = seconds
         key = key.strip()
         if not (key.isascii() and key.isprintable()):
-            raise ConfigError(
-                f"the environment variable {key_variable} holds no key: expected printable ASCII characters"
-            )
+            raise ConfigError(f"the environment variable {key_variable} holds no key: expected printable ASCII letters")
         try:
             address = httpx2.URL(url)
         except httpx2.InvalidURL as error:
@@ -198,9 +196,7 @@ class HttpClient:
             async for piece in answer.aiter_raw():
                 content += piece
                 if len(content) > MOST_BYTES:
-                    raise HttpFailure(
-                        f"answered with more than {MOST_BYTES:,} bytes, beginning {self.shown(bytes(content))!r}"
-                    )
+                    raise HttpFailure(f"answered with more than {MOST_BYTES:,} bytes: {self.shown(bytes(content))!r}")
             return answer.status_code, answer.headers, bytes(content)
 
     def _json(self, content: bytes) -> Any:

@@ -8,7 +8,6 @@ do not learn are still played, but they make no training rows, so they cost no f
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from maporl.text import check_choices
 from trl_ext.ppo.options import Natural, Positive, Share, option, options
 
 
@@ -165,9 +164,6 @@ class Schedule:
         "3]}}. Evaluations are played as `protocol` says, so its own values must be the longest.",
     )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-
     def resolved(self, turns: int, agents: tuple[str, ...]) -> "Schedule":
         """Return the schedule without a preset, checked against a protocol of ``turns`` turns and against ``agents``.
 
@@ -188,17 +184,13 @@ class Schedule:
         for freeze in self.freeze:
             last = freeze.first if freeze.last is None else freeze.last
             if freeze.agent not in agents or not 1 <= freeze.first <= last:
-                raise ValueError(
-                    f"schedule.freeze: expected an agent of {list(agents)} and 1 <= first <= last, got {freeze}"
-                )
+                raise ValueError(f"schedule.freeze: expected {list(agents)} and 1 <= first <= last, got {freeze}")
         if turns == 1 and not self.train_first_turn:
             raise ValueError("schedule.train_first_turn: there is only one turn, so nothing would be trained")
         self._check_agents(agents)
         updates = [stage.update for stage in self.curriculum]
         if updates != sorted(set(updates)) or (updates and updates[0] < 2):
-            raise ValueError(
-                f"schedule.curriculum: expected rising updates from 2 on (before that, 'task' applies), got {updates}"
-            )
+            raise ValueError(f"schedule.curriculum: expected rising updates from 2 on (1 is 'task'), got {updates}")
         growth = self.growth
         if growth is not None and not (growth.options and all(growth.options.values())):
             raise ValueError(f"schedule.growth: expected options with lists of values, got {growth}")

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from trl_ext.models.attention import ATTENTIONS, check_name
-from trl_ext.ppo.options import READ, option
+from trl_ext.ppo.options import READ, checked, option
 from trl_ext.ppo.options import AboveZero as AboveZero
 from trl_ext.ppo.options import Finite as Finite
 from trl_ext.ppo.options import Natural as Natural
@@ -27,7 +27,7 @@ STRICT = ConfigDict(**READ)  # type: ignore[typeddict-item]  # trl_ext does not 
 def section(*, frozen: bool = True, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
     """Return a decorator that makes a section of a configuration: a dataclass whose values are checked, also if it is
     made in Python, and which has no keys but its own. :func:`trl_ext.ppo.options.option` declares its keys."""
-    return dataclass(frozen=frozen, kw_only=kw_only, config=STRICT)  # type: ignore[return-value]  # it returns the class, as a protocol
+    return lambda kind: dataclass(frozen=frozen, kw_only=kw_only, config=STRICT)(checked(kind))  # type: ignore[return-value]  # the class, as a protocol
 
 
 Attention = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": list(ATTENTIONS)})]
@@ -55,9 +55,7 @@ class TinySection:
         if len(set(self.alphabet)) != len(self.alphabet):
             raise ValueError(f"alphabet: expected every character once, got {self.alphabet!r:.200}")
         if self.hidden_size % self.heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not divisible by heads={self.heads}; change one of them"
-            )
+            raise ValueError(f"hidden_size={self.hidden_size} is not divisible by heads={self.heads}; change one")
         if self.architecture != "gpt_neox" and self.hidden_size // self.heads % 2:
             raise ValueError(
                 f"hidden_size={self.hidden_size} with heads={self.heads}: {self.architecture} needs an even share of "

@@ -3,22 +3,22 @@ safely."""
 
 import builtins
 import codecs
-import dataclasses
 import re
 import string
 import symtable
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import regex
 
 from maporl.errors import ConfigError, UserError
 from trl_ext.chat.thoughts import END_OF_MESSAGE, THINKING, THOUGHT_ENDS
-from trl_ext.ppo.options import check_numbers, option
+from trl_ext.ppo.options import option
 
 LONGEST = 20_000
 """The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
@@ -220,26 +220,29 @@ def text_option(default: str | None, help: str) -> Any:
 
     Its help names them, as in ``"What is asked, with {question!} and {draft}, not {{others}}."``: the text must have
     those with a mark, and may have the other ones in single braces. Whoever reads the help sees all of them in single
-    braces, without a mark. A text whose help names none may have none. :func:`check_texts` checks the text.
+    braces, without a mark. A text whose help names none may have none.
     """
-    placeholders = {name: bool(mark) for doubled, name, mark in _NAMED.findall(help) if not doubled}
-    return option(default, _NAMED.sub(r"{\2}", help), placeholders=placeholders)
+    marked = {name: bool(mark) for doubled, name, mark in _NAMED.findall(help) if not doubled}
+    needed = [name for name in marked if marked[name]]
+    must = partial(check_template, allowed=marked.keys(), needed=needed)
+    return option(default, _NAMED.sub(r"{\2}", help), must=must)
 
 
-def check_texts(part: Any) -> None:
-    """Check the placeholders of each :func:`text_option` of the dataclass ``part``, unless it is None.
+def asked_with(default: str, names: Collection[str] = ("question",)) -> Any:
+    """Return the option ``instruction`` of a task. The names in single braces are replaced, and all other braces stay
+    as they are, as in ``\\boxed{}``."""
 
-    A derived class that gives such an option another default has the placeholders of its base.
+    def must(option: str, text: str) -> None:
+        for name in names:
+            if f"{{{name}}}" not in text:
+                raise ValueError(f"{option}: expected the text to contain {{{name}}}, got {text!r:.80}")
 
-    Raises:
-        ValueError: a text has another placeholder, or lacks one that it must have. The message names the field.
-    """
-    bases = filter(dataclasses.is_dataclass, reversed(type(part).__mro__))
-    declared = {f.name: f.metadata for base in bases for f in dataclasses.fields(base) if "placeholders" in f.metadata}
-    for name, metadata in declared.items():
-        if (text := getattr(part, name)) is not None:
-            marked = metadata["placeholders"]
-            check_template(name, text, marked, [placeholder for placeholder in marked if marked[placeholder]])
+    return option(default, f"How agents are asked, with {' and '.join(f'{{{name}}}' for name in names)}.", must=must)
+
+
+def pattern_option(default: str | None, help: str, one_group: bool = False) -> Any:
+    """Return an option that is a regular expression, or may be None (:func:`check_pattern`)."""
+    return option(default, help, must=partial(check_pattern, one_group=one_group))
 
 
 def check_names(names: Any, where: str) -> None:
@@ -252,24 +255,6 @@ def check_names(names: Any, where: str) -> None:
         return
     meant = [names] if isinstance(names, str) else list(names) if isinstance(names, list | tuple) else ["NAME"]
     raise ConfigError(f"{where}: expected a set of names, as frozenset({{{str(meant)[1:-1]}}}), got {names!r:.80}")
-
-
-def check_choices(part: Any) -> None:
-    """Check the fields of the dataclass ``part`` that allow a few values only (``Literal``), or numbers within bounds.
-
-    A configuration is checked anyway. A part that is made in Python would otherwise run with an option that means
-    nothing.
-
-    Raises:
-        ValueError: a field has another value. The message names the field and its values, or its bounds.
-    """
-    check_numbers(part)
-    for field in dataclasses.fields(part):
-        allowed, value = get_args(field.type), getattr(part, field.name)
-        if get_origin(field.type) is Literal and value not in allowed:
-            raise ValueError(
-                f"{type(part).__name__}: {field.name}: expected {' or '.join(map(repr, allowed))}, got {value!r:.80}"
-            )
 
 
 class PatternError(UserError, ValueError):

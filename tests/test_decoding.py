@@ -56,14 +56,14 @@ def test_the_longest_answer_of_an_agent():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temperature": -0.1}, "temperature: expected a number of at least 0, or a list of them by turn, got -0.1"),
+        ({"temperature": -0.1}, "temperature: expected a number of at least 0, or a list of them, got -0.1"),
         ({"temperature": []}, "temperature: expected"),
         ({"temperature": float("nan")}, "temperature: expected"),
         ({"temperature": True}, "temperature: expected"),
-        ({"top_p": 0}, "top_p: expected a number above 0 and at most 1"),
+        ({"top_p": 0}, "top_p: expected at most 1"),
         ({"top_p": [0.5, 1.5]}, "top_p: expected"),
-        ({"top_k": -1}, "top_k: expected a number of tokens, or 0 for all"),
-        ({"max_tokens": 0}, "max_tokens: expected a number of tokens of at least 1"),
+        ({"top_k": -1}, "top_k: expected a whole number of at least 0"),
+        ({"max_tokens": 0}, "max_tokens: expected a whole number of at least 1"),
         ({"stop": [""]}, "stop: expected a list of texts that are not empty"),
         ({"stop": "end"}, "stop: expected"),
         ({"stop": [["a"], "b"]}, "stop: expected"),

@@ -34,9 +34,9 @@ from maporl.report.read import read_run
 from maporl.report.terminal import frame
 from maporl.runs.play import told
 from maporl.tasks.base import TaskError, read_rows
-from maporl.text import all_printable, check_texts, printable, text_option, well_formed
+from maporl.text import all_printable, printable, text_option, well_formed
 from maporl.types import Ask, Dialogue, Example, Grade, Utterance, to_record
-from trl_ext.ppo.options import GREEDY
+from trl_ext.ppo.options import GREEDY, Checked
 
 HOSTILE = {
     "colours": "\x1b[31mred", "a title": "\x1b]0;owned\x07", "a link": "\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\",
@@ -292,13 +292,10 @@ def test_a_configuration_with_half_of_a_pair_is_refused_before_anything_is_loade
 
 
 @dataclass
-class Asking:
+class Asking(Checked):
     ask: str = text_option("{question}", "What is asked, with {question!} and {draft}, a quote in {{others}}.")
     hint: str | None = text_option(None, "A hint, with {words!}.")
     end: str = text_option("That was all.", "The last words.")
-
-    def __post_init__(self):
-        check_texts(self)
 
 
 @dataclass

@@ -2,11 +2,12 @@
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 WHOLE = "MAPORL_TRACEBACK"
 """With any value of this environment variable, traces keep the frames of this library."""
@@ -90,6 +91,34 @@ def is_users(file: str) -> bool:
     path = Path(file)
     installed = {"site-packages", "dist-packages"}.intersection(path.parts)
     return not (file.startswith("<frozen") or installed or any(path.is_relative_to(folder) for folder in NOT_USERS))
+
+
+@contextmanager
+def retold(
+    errors: type[BaseException] | tuple[type[BaseException], ...],
+    tell: Callable[[Any], BaseException],
+    but: type[BaseException] | tuple[()] = (),
+    cause: bool = False,
+) -> Iterator[None]:
+    """Turn errors of the block into what ``tell`` makes of them, such as one with the place and what to do.
+
+    >>> with retold(KeyError, lambda error: ValueError(f"options: no {error}")):
+    ...     {}["a"]
+    Traceback (most recent call last):
+    ValueError: options: no 'a'
+
+    Args:
+        errors: what is turned.
+        tell: the error that is raised in its place.
+        but: errors that leave the block as they are, because they say all this already.
+        cause: whether the first error is shown above it.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except errors as error:
+        raise tell(error) from (error if cause else None)
 
 
 def one_line(error: object, most: int | None = None) -> str:

@@ -8,7 +8,7 @@ the package works without it.
 from importlib.metadata import version
 from typing import Any
 
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, retold
 
 OLDEST, NEWEST = "1.14", "1.16"
 """The versions of TRL from which and up to which the tests were run."""
@@ -35,10 +35,8 @@ def public(name: str, use: str) -> Any:
     """
     import trl
 
-    try:
+    with retold(AttributeError, lambda _: lacks(f"public {name}", use)):
         return getattr(trl, name)
-    except AttributeError:
-        raise lacks(f"public {name}", use) from None
 
 
 def add_response_schema(tokenizer: Any) -> None:

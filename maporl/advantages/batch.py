@@ -81,10 +81,7 @@ class TurnBatch:
             column = getattr(self, name)
             bad = [i for i in self.rows() if column is not None and not math.isfinite(column[i])]
             if bad:
-                raise ValueError(
-                    f"TurnBatch.{name}: row {bad[0]} is {column[bad[0]]}; expected a finite number; leave the "
-                    "row out, or mark it as padding in mask"
-                )
+                raise ValueError(f"TurnBatch.{name}: row {bad[0]} is {column[bad[0]]}; expected a finite one, or mask")
 
     @property
     def earned(self) -> Sequence[float]:
@@ -111,9 +108,7 @@ class TurnBatch:
         if name not in COLUMNS:
             raise ValueError(f"{wanted_by}: unknown column {name!r}; known: {', '.join(COLUMNS)}")
         if (column := getattr(self, name)) is None:
-            raise ValueError(
-                f"{wanted_by} needs the column {name!r}, which was not recorded; there are {self.recorded()}"
-            )
+            raise ValueError(f"{wanted_by} needs the column {name!r}, which was not recorded; known: {self.recorded()}")
         return column
 
     def called(self, row: int) -> bool:

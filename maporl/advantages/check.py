@@ -92,10 +92,7 @@ def _returns_and_baseline(config: AdvantageConfig) -> Iterator[Fault]:
         what = f"normalize_then_sum compares the rewards of utterances, and returns {config.returns} does not"
         yield Fault("advantage.multi_objective_aggregation", what, "set advantage.returns: utterance")
     if baseline.remembers and (passing := [name for name in config.key if name not in _PERSISTENT]):
-        what = (
-            f"baseline {config.baseline} keeps a mean for each {list(config.key)}, but {passing[0]!r} never has the "
-            "same value again, so no mean would ever be read"
-        )
+        what = f"baseline {config.baseline} keeps a mean for each {list(config.key)}, and no {passing[0]!r} comes again"
         yield Fault("advantage", what, f"use columns of {list(_PERSISTENT)}")
 
 

@@ -151,10 +151,7 @@ def _compare(batch: TurnBatch, config: AdvantageConfig, weights: Tensor, state: 
 def _each_reward_alone(batch: TurnBatch, config: AdvantageConfig, weights: Tensor) -> Tensor:
     """Return the weighted sum of the advantages that each of the rewards would have alone."""
     if not batch.parts:
-        raise ValueError(
-            "multi_objective_aggregation: normalize_then_sum needs the rewards apart, in TurnBatch.parts, which were "
-            "not recorded"
-        )
+        raise ValueError("multi_objective_aggregation: normalize_then_sum needs TurnBatch.parts, which is None")
     total = torch.zeros(len(batch), dtype=torch.float64)
     for name, values in batch.parts.items():
         present = torch.tensor([value is not None for value in values])
@@ -186,9 +183,7 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
             raise ValueError(f"{who}: its needs are a tuple of columns, as ({columns!r},), got {columns!r}")
         for name in columns:
             if name not in recorded:
-                raise ValueError(
-                    f"{who} names the column {name!r}, which is not recorded here; recorded are {list(recorded)}"
-                )
+                raise ValueError(f"{who} names the column {name!r}, which is not recorded; there are {list(recorded)}")
 
 
 def _by_unit(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,11 +19,10 @@ from maporl.advantages.scales import whiten
 from maporl.config.imports import Parts
 from maporl.config.parse import build_named
 from maporl.config.schema import AdvantageConfig
-from maporl.text import check_choices
-from trl_ext.ppo.options import NotNegative, option
+from trl_ext.ppo.options import Checked, NotNegative, option
 
 
-class Transform:
+class Transform(Checked):
     """The base class of transforms. A transform is a frozen dataclass of options. The hooks here change nothing."""
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -40,9 +39,6 @@ class Transform:
     compares_turns: ClassVar[bool] = False
     """Whether a row's advantage or weight depends on the rows of other turns of its dialogue, and not on its group's
     alone."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
     def weigh(self, batch: TurnBatch) -> Tensor:
         """Return how often each row counts in statistics and in the loss, [N], before rows are compared."""
@@ -224,10 +220,7 @@ class CumulativeKL(Transform):
         Raises:
             ValueError: always.
         """
-        raise ValueError(
-            "post: cumulative_kl gives every token its own advantage, so estimate() has no number for a row; in a run "
-            "the trainer applies it (maporl.training.assign)"
-        )
+        raise ValueError("post: cumulative_kl is about tokens, and estimate() about rows; leave it to the trainer")
 
 
 TRANSFORMS = Parts(

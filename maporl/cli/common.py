@@ -98,10 +98,7 @@ def load_team_config(
 
     settings, folder = read_team(team, [*(set_ or []), *_overrides(values)])
     if lacking := [key for key in ("task", "protocol") if not getattr(settings, key)]:
-        raise ConfigError(
-            f"{team}: holds a team that was saved without a {' and a '.join(lacking)}; give them, for example: "
-            "task.name=gsm8k protocol.name=debate"
-        )
+        raise ConfigError(f"{team}: was saved without a {' and a '.join(lacking)}; give them, such as task.name=gsm8k")
     check(settings, str(folder / "config.yaml"), trains=False)
     return settings, checkpoint or weights_of(folder)
 

@@ -17,6 +17,7 @@ from maporl.cli.common import ConfigFile, Overrides, Values, echo, load_librarie
 from maporl.config.command_line import command
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
+from trl_ext.errors import retold
 
 UNTRAINED = "untrained: the configuration's own models; for a run: maporl {command} runs/NAME"
 """What is said of a team that comes from a configuration and not from a run."""
@@ -144,10 +145,8 @@ def audit(
     from maporl.report.audit import audits_of
     from maporl.report.read import read_run
 
-    try:
+    with retold(RunError, lambda error: ConfigError(str(error))):
         audits = audits_of(read_run(run))
-    except RunError as error:
-        raise ConfigError(str(error)) from None
     screen = Screen(markup=False, highlight=False)
     if as_json:
         done = {name: one.to_json() for name, one in audits.items()}

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from maporl.sections import AboveZero, Positive, section
-from maporl.text import check_texts, text_option
+from maporl.text import text_option
 from trl_ext.ppo.options import option
 
 
@@ -60,6 +60,3 @@ class CallTexts:
         "You cannot call any more. Give your answer.",
         "Stands after the last result if no further call may be made.",
     )
-
-    def __post_init__(self):
-        check_texts(self)

@@ -12,6 +12,7 @@ from maporl.config.algorithm import Algorithm
 from maporl.config.imports import is_import
 from maporl.config.schema import Config
 from maporl.credentials import without_secrets
+from trl_ext.ppo.options import remedy_of
 
 _LISTS = ("list_type", "tuple_type", "set_type", "frozen_set_type")
 """Faults of a single value where a list is expected. Its members may well be parts of the user's own."""
@@ -69,7 +70,7 @@ SHORT = {
 }
 """Words that people use for keys, and the keys: no distance between letters leads from one to the other."""
 
-_TYPES = ("bool", "int", "constrained-int", "float", "str")
+_TYPES = ("bool", "int", "constrained-int", "float", "constrained-float", "str")
 """What pydantic adds to the place of a value that may be of several types. No key of a configuration is called so."""
 
 
@@ -87,8 +88,10 @@ def _has_better(fault: Any, faults: Sequence[Any]) -> bool:
     place = fault["loc"][:-1]
     others = (other for other in faults if other is not fault and other["loc"][: len(place)] == place)
     text = fault["type"] == "string_type" and fault["loc"][-1] == "str"
-    number = isinstance(fault["input"], list | tuple) and fault["loc"][-1] in ("int", "constrained-int")
-    return (text or number) and any(others)
+    numbers = ("int", "constrained-int", "float", "constrained-float")
+    number = isinstance(fault["input"], list | tuple) and fault["loc"][-1] in numbers
+    several = isinstance(fault["input"], int | float) and fault["type"] == "list_type"
+    return ((text or number) and any(others)) or (several and any(other["loc"][-1] in numbers for other in others))
 
 
 def _explain(kind: type, fault: Any) -> str:
@@ -118,7 +121,10 @@ def _explain(kind: type, fault: Any) -> str:
     if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
         message = str(fault["ctx"]["error"])
         return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{note}" if location else message
-    return f"{location}: {_expected(fault, location)}, got {value!r:.80}{note}"
+    keys, section = _keys(kind, whole)
+    declared = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
+    told = [remedy_of(f) for f in declared if f.name in keys[-1:]]
+    return "; ".join([f"{location}: {_expected(fault, location)}, got {value!r:.80}{note}", *filter(None, told)])
 
 
 def _tag(fault: Any) -> str:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from maporl.config.algorithm import AdvantageConfig
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, lacking
-from trl_ext.errors import is_users
+from trl_ext.errors import is_users, retold
 
 _WORD = r"[^\W\d]\w*"
 _IMPORT = re.compile(rf"(?!.*\.py:){_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*")
@@ -108,10 +108,8 @@ def extension(name: str, what: str) -> Any:
     Traceback (most recent call last):
     maporl.errors.ConfigError: tools.nothing needs maporl.nothing, which this copy of maporl lacks; install all of it...
     """
-    try:
+    with retold(ModuleNotFoundError, lambda error: ConfigError(f"{what} needs {lacking(error)}")):
         return pkgutil.resolve_name(name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{what} needs {lacking(error)}") from None
 
 
 def is_import(name: Any) -> bool:
@@ -287,10 +285,9 @@ def look_up(name: Any, known: Mapping[str, Part], where: str, base: type | None 
         ConfigError: no such part exists, its package is missing, or the imported object is not of the right kind.
     """
     if isinstance(name, str) and name in known:
-        try:
+        # its package is missing
+        with retold(ConfigError, lambda error: ConfigError(f"{where}: {error}")):
             return known[name]
-        except ConfigError as error:  # its package is missing
-            raise ConfigError(f"{where}: {error}") from None
     if not is_import(name):
         raise ConfigError(f"{where}: {unknown(name, known)}; {_own(name)}")
     module, _, path = name.partition(":")
@@ -302,9 +299,7 @@ def look_up(name: Any, known: Mapping[str, Part], where: str, base: type | None 
         except AttributeError:
             raise ConfigError(f"{where}: {name}: {unknown(attribute, _public(part, base))}") from None
     if base is not None and not (isinstance(part, type) and issubclass(part, base)):
-        raise ConfigError(
-            f"{where}: {name}: expected a class that derives from {_public_name(base)}, got {kind_of(part)}"
-        )
+        raise ConfigError(f"{where}: {name}: expected a class derived from {_public_name(base)}, got {kind_of(part)}")
     return part
 
 

@@ -54,9 +54,7 @@ def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[st
     if file.suffix == "" and not os.path.isfile(file):
         recipes = recipe_files() | configuration_files()
         if str(path) not in recipes and len(file.parts) == 1 and not os.path.isdir(file):
-            raise ConfigError(
-                f"{visible(path):.200}: no such file or folder, and as a recipe {unknown(str(path), recipes)}"
-            )
+            raise ConfigError(f"{visible(path):.200}: no such file or folder; a recipe {unknown(str(path), recipes)}")
         if str(path) in recipes:  # it comes with maporl, so the user's own modules are in the present folder
             return override(read_yaml(recipes[str(path)]), overrides or [], [Path.cwd()])
     files = _read_files(file)
@@ -235,9 +233,7 @@ def entry_name(entry: str | Mapping[str, Any]) -> str:
 def _must_be_buildable(kind: Any, where: str) -> None:
     """Check that the class ``kind``, which may be the user's own, is a whole dataclass."""
     if not dataclasses.is_dataclass(kind):
-        raise ConfigError(
-            f"{where}: {kind_of(kind)} is not a dataclass, so it has no options; put @dataclass(frozen=True) above it"
-        )
+        raise ConfigError(f"{where}: {kind_of(kind)} is no dataclass with options; write @dataclass(frozen=True) above")
     if missing := sorted(getattr(kind, "__abstractmethods__", ())):
         raise ConfigError(f"{where}: {kind_of(kind)} does not define {', '.join(missing)}; define it")
 
@@ -294,9 +290,7 @@ def _merged(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
 def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True) -> list[tuple[Path, dict[str, Any]]]:
     """Return (file, its own values) of a YAML file, which ``overlays`` extend, of the one that it extends, etc."""
     if path.resolve() in overlays:
-        raise ConfigError(
-            f"{path}: extends itself, by way of {overlays[-1].name}; remove 'extends' from one of the files"
-        )
+        raise ConfigError(f"{path}: extends itself, by way of {overlays[-1].name}; remove 'extends' from one of them")
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -322,9 +316,7 @@ def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = Tru
         hint = "; indent with spaces" if "'\\t'" in str(error) else ""
         raise ConfigError(f"{path}: not readable as YAML: {one_line(error)}{hint}") from None
     if values is None:
-        raise ConfigError(
-            f"{path}: is empty; configs/ppo/base.yaml shows every key, configs/ppo/quickstart.yaml a whole run"
-        )
+        raise ConfigError(f"{path}: is empty; configs/ppo/base.yaml shows every key, and quickstart.yaml a whole run")
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(values).__name__}")
     parent = values.pop("extends", None)
@@ -432,17 +424,13 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
-            raise ConfigError(
-                f"--set {visible(override):.80}: expected key=value, for example --set training.learning_rate=1e-4"
-            )
+            raise ConfigError(f"--set {visible(override):.80}: expected key=value, such as training.learning_rate=1e-4")
         if path.count(".") >= DEEPEST:
             raise ConfigError(f"--set {visible(override):.80}: expected a key of at most {DEEPEST} parts")
         try:
             value: Any = parse_value(text)
         except yaml.YAMLError as error:
-            raise ConfigError(
-                f"--set {visible(override):.80}: the value is not readable as YAML: {one_line(error)}"
-            ) from None
+            raise ConfigError(f"--set {visible(override):.80}: the value is not YAML: {one_line(error)}") from None
         for place in (place for place in _DEFAULTS if path.startswith(f"{place}.")):  # perhaps no file names it
             values = _merge(_nested(place, _DEFAULTS[place]), values)
         values = _merge(values, _nested(path, value), one_source="sources" in path.split(".")[:-1])

@@ -13,13 +13,14 @@ what they meant in YAML 1.1, because configurations use them.
 import copy
 import re
 from collections.abc import Hashable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from maporl.text import encoding_of
+from trl_ext.errors import retold
 
 MOST_BYTES = 2**20
 MOST_NODES = 50_000
@@ -69,10 +70,8 @@ def parse_value(text: str) -> Any:
     """
     # the library knows comments by this character alone
     stands_for = next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
-    try:
+    with retold(yaml.YAMLError, lambda error: yaml.YAMLError(str(error).replace(stands_for, "#"))):
         value = parse_yaml(text.replace("#", stands_for))
-    except yaml.YAMLError as error:
-        raise yaml.YAMLError(str(error).replace(stands_for, "#")) from None
     if isinstance(value, dict) and list(value.values()) == [None] and text.strip().endswith(":"):
         return text.strip()
     return _replaced(value, stands_for, "#")
@@ -110,6 +109,10 @@ def read_yaml_file(path: Path) -> Any:
 _parsed = lru_cache(maxsize=256)(parse_yaml)  # recipes extend each other, and each is read many times
 
 
+_refusal = partial(yaml.constructor.ConstructorError, None, None)
+"""The error of a place in a file: what is wrong, and its mark."""
+
+
 class _Loader(yaml.SafeLoader):
     """Counts what it composes, before anything is built of it."""
 
@@ -123,27 +126,24 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
             if id(node) not in self.sizes:
-                raise yaml.constructor.ConstructorError(None, None, "an alias stands inside its own anchor", mark)
+                raise _refusal("an alias stands inside its own anchor", mark)
             self.nodes += self.sizes[id(node)]
         else:
             before = self.nodes
             self.nodes += 1
             self.depth += 1
             if self.depth > DEEPEST:
-                raise yaml.constructor.ConstructorError(None, None, f"nested more than {DEEPEST} deep", mark)
+                raise _refusal(f"nested more than {DEEPEST} deep", mark)
             node = super().compose_node(parent, index)
             self.depth -= 1
             self.sizes[id(node)] = self.nodes - before
         if self.nodes > MOST_NODES:
-            what = f"more than {MOST_NODES} values, where each alias counts as what it stands for"
-            raise yaml.constructor.ConstructorError(None, None, what, mark)
+            raise _refusal(f"more than {MOST_NODES} values, where an alias counts as what it stands for", mark)
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if node.tag.removeprefix("tag:yaml.org,2002:") not in _PLAIN:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the tag {node.tag!r:.60} is not a plain value", node.start_mark
-            )
+            raise _refusal(f"the tag {node.tag!r:.60} is not a plain value", node.start_mark)
         return super().construct_object(node, deep)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
@@ -151,11 +151,9 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key_node.start_mark)
+                raise _refusal("a key is a list or a mapping", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r:.80} stands twice", key_node.start_mark
-                )
+                raise _refusal(f"the key {key!r:.80} stands twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -170,11 +168,8 @@ class _Loader(yaml.SafeLoader):
             number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
             if not whole or -LARGEST <= number < LARGEST:
                 return number
-        raise yaml.constructor.ConstructorError(
-            None,
-            None,
-            f"a number of {len(node.value)} characters, {node.value[:20]}...; at most 63 bits are read",
-            node.start_mark,
+        raise _refusal(
+            f"a number of {len(node.value)} characters, {node.value[:20]}...; at most 63 bits are read", node.start_mark
         )
 
 

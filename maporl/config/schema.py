@@ -34,7 +34,7 @@ from maporl.sections import (
     TinySection,
     section,
 )
-from maporl.text import check_pattern, check_texts, text_option
+from maporl.text import pattern_option, text_option
 from trl_ext.ppo.options import CriticKind, Decoding, LearnerOptions, PPOOptions, option, options
 
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
@@ -371,17 +371,15 @@ class JudgeSection:
         "What it is asked, with {question}, {answer} (what was said), {reference}, {agent}, {role}, {input} (what "
         "the agent was shown) and {tools} (what its calls returned).",
     )
-    pattern: str = option(r"[Ss]core:\s*(\d+(?:\.\d+)?)", "A regular expression whose last match holds the score.")
+    pattern: str = pattern_option(
+        r"[Ss]core:\s*(\d+(?:\.\d+)?)", "A regular expression whose last match holds the score.", one_group=True
+    )
     largest: Annotated[float, Field(gt=0)] = option(10.0, "The largest score, by which the score is divided.")
     unreadable: Finite | None = option(None, "What a verdict without a number gives. None: the run stops.")
     scores: Literal["answers", "everything"] = option(
         "answers",
         "What it scores: answers, or everything that is said, as a coach does.",
     )
-
-    def __post_init__(self):
-        check_texts(self)
-        check_pattern("pattern", self.pattern, one_group=True)
 
 
 @section()
@@ -491,10 +489,7 @@ class AblateSection:
         if len(set(self.who)) < len(self.who):
             raise ValueError(f"who: names an agent twice: {list(self.who)}; remove one")
         if self.how == "coalitions" and len(self.who) > 4:
-            raise ValueError(
-                f"who: {len(self.who)} agents have {2 ** len(self.who) - 1} groups to be left out in each dialogue; "
-                "name at most 4, or set how: each"
-            )
+            raise ValueError(f"who: {len(self.who)} agents make too many coalitions; name at most 4, or set how: each")
 
 
 @section()
@@ -570,14 +565,9 @@ class BranchingSection:
             group = self.group if isinstance(self.group, int) else list(self.group)
             raise ValueError(f"group: {self.how} needs at least 2 dialogues per question, got {group}")
         if self.posterior != "gaussian" and self.how != "tree_search":
-            raise ValueError(
-                "posterior: only tree_search draws from it; set how: tree_search, or remove it, got "
-                f"{self.posterior!r} with how: {self.how}"
-            )
+            raise ValueError(f"posterior: {self.posterior!r} is for how: tree_search, got how: {self.how}; set that")
         if self.joint == "cross" and self.how != "fork_every":
-            raise ValueError(
-                f"joint: cross combines answers where every step forks; set how: fork_every, got {self.how}"
-            )
+            raise ValueError(f"joint: cross combines answers of forked steps; set how: fork_every, got {self.how}")
 
     def at(self, step: int) -> int:
         """Return ``group`` for a step of a dialogue, counted from 0."""

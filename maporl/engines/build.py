@@ -48,10 +48,7 @@ def build_engines(
     engines: dict[str, Engine] = {}
     for name in dict.fromkeys(agents.values()):
         if name not in ENGINES:
-            raise ConfigError(
-                f"engine {name!r}: expected one of {', '.join(ENGINES)}, or pass it to the trainer: "
-                f"engines={{{name!r}: ...}}"
-            )
+            raise ConfigError(f"engine {name!r}: expected {' or '.join(ENGINES)}, or engines={{{name!r}: ...}}")
         speaking = {agent for agent, engine in agents.items() if engine == name}
         served = {policy.name: policy for policy in policies.values() if speaking & set(policy.agents)}
         setup = EngineSetup({agent: options.get(agent) for agent in speaking}, served, sampling, folder)

@@ -27,6 +27,7 @@ from maporl.http_client import HttpClient, HttpFailure, persistent
 from maporl.storage.disk_cache import DiskCache, cache_folder
 from maporl.text import well_formed
 from maporl.types import Stop
+from trl_ext.errors import retold
 from trl_ext.ppo.options import Decoding
 from trl_ext.process.waits import Threads, finished, result
 
@@ -259,10 +260,8 @@ def client_of(name: str, section: ApiSection) -> HttpClient:
         ConfigError: the API key is missing, or it or the address cannot be used.
     """
     url = endpoint_of(name, section)
-    try:
+    with retold(ConfigError, lambda error: ConfigError(f"agents.{name}.api: {error}")):
         return HttpClient(url, section.timeout, os.environ.get(section.key_variable, ""), section.key_variable)
-    except ConfigError as error:
-        raise ConfigError(f"agents.{name}.api: {error}") from None
 
 
 def endpoint_of(name: str, section: ApiSection) -> str:
@@ -272,10 +271,7 @@ def endpoint_of(name: str, section: ApiSection) -> str:
         ConfigError: the address is that of a vendor, and the environment has no key for it.
     """
     if section.base_url is None and not os.environ.get(section.key_variable, "").strip():
-        raise ConfigError(
-            f"agents.{name}.api: the environment variable {section.key_variable} holds no key; set it, or give "
-            "base_url of a server that needs none"
-        )
+        raise ConfigError(f"agents.{name}.api: {section.key_variable} holds no key; set it, or another base_url")
     return section.base_url or os.environ.get("OPENAI_BASE_URL") or VENDOR
 
 

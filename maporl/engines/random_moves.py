@@ -57,10 +57,7 @@ def build(setup: EngineSetup) -> RandomMoves:
         if others or not (
             moves is None or (isinstance(moves, list) and moves and all(isinstance(m, str) for m in moves))
         ):
-            raise ConfigError(
-                f"agents.{agent}.engine_options: engine random takes moves, a list of texts, as {{moves: [A, B]}}; got "
-                f"{options!r:.80}"
-            )
+            raise ConfigError(f"agents.{agent}.engine_options: expected {{moves: [A, B]}}, got {options!r:.80}")
         if moves is not None:
             by_agent[agent] = moves
     return RandomMoves(by_agent)

@@ -29,7 +29,4 @@ def build(setup: EngineSetup) -> Engine:
         ConfigError: always. The message names the agents.
     """
     agents = ", ".join(sorted(setup.options))
-    raise ConfigError(
-        f"engine 'python' of {agents}: it was passed in Python, and nothing here can build it; pass it again: "
-        "MultiAgentPPOTrainer(..., engines={'python': ...})"
-    )
+    raise ConfigError(f"engine 'python' of {agents}: was passed in Python; pass it again by engines={{'python': ...}}")

@@ -94,10 +94,7 @@ def token_request(request: Request, voice: Voice, decoding: Decoding, max_new_to
     earlier = len(request.transcript.ids)
     prompt = request.transcript.add_messages(request.messages, voice.tokenizer, voice.stop_ids)
     if not prompt and request.ask.refusable:  # nobody could be trained on the answer
-        raise ChatError(
-            f"{request.label}: its prompt has no tokens, because its messages are empty and the chat template adds "
-            "nothing; let the protocol or the program say something"
-        )
+        raise ChatError(f"{request.label}: its prompt has no tokens; let the protocol or the program say something")
     draw = voice.draw(request.sampling, decoding, max_new_tokens)
     if request.call_ends:
         draw = replace(draw, stop=tuple(dict.fromkeys([*draw.stop, *request.call_ends])))

@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from maporl.errors import ConfigError, one_line
 from maporl.types import Result
 from trl_ext.chat.written_calls import referred
+from trl_ext.errors import retold
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """What the name of a tool may be, as most chat templates and APIs want it."""
@@ -135,19 +136,13 @@ def _elsewhere(**arguments: Any) -> None:
 def _check_signature(function: Callable[..., Any], called: str) -> None:
     """Check what transformers would not name: a missing docstring, and arguments that no caller can give by name."""
     if not inspect.getdoc(function):
-        raise ConfigError(
-            f"tool {called}: it has no docstring, so an agent could not know what it does; add one with a line under "
-            "Args: for every argument"
-        )
+        raise ConfigError(f"tool {called}: it has no docstring; write one, with a line under Args: for each argument")
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ConfigError(
-                f"tool {called}: argument {parameter}: an agent gives arguments by name; replace it by named ones"
-            )
-    try:
+            raise ConfigError(f"tool {called}: {parameter}: agents give arguments by name; replace it by named ones")
+    # an annotation may be any expression
+    with retold(Exception, lambda error: ConfigError(f"tool {called}: its annotations cannot be read: {error}")):
         get_type_hints(function)
-    except Exception as error:  # an annotation may be any expression
-        raise ConfigError(f"tool {called}: its annotations cannot be read: {error}") from None
 
 
 MOST_SHOWN = 12

@@ -280,10 +280,7 @@ def _maker(part: Callable[..., Any], section: EnvironmentSection, where: str) ->
         elif section.reward is not None:
             raise ConfigError(f"{where}.reward: only a class written for TRL has it; remove it")
         if not isinstance(made, Environment):
-            raise ConfigError(
-                f"{where}.use: expected a maporl.Environment, or a class with reset and typed methods as TRL takes it, "
-                f"got {kind_of(made)}"
-            )
+            raise ConfigError(f"{where}.use: expected a maporl.Environment, or a class as for TRL, got {kind_of(made)}")
         if section.forks is not None:
             made.forks = section.forks
         return made

@@ -16,7 +16,7 @@ from maporl.errors import ConfigError
 from maporl.types import Message
 from trl_ext.chat.written_calls import IN_THINKING, IN_THOUGHT, MARKS, MOST, call_of, is_named, read_written_calls
 from trl_ext.chat.written_values import Unreadable, past_space, read_value, whole_value
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, retold
 
 OPEN, CLOSE = "<call>", "</call>"
 
@@ -75,9 +75,7 @@ class CallFormat:
         Raises:
             ConfigError: what a model writes is known to its chat template only.
         """
-        raise ConfigError(
-            f"a warm start writes calls in the formats json and tags, not in {self.name}; set call_format"
-        )
+        raise ConfigError(f"a warm start writes calls in the formats json and tags, not {self.name}; set call_format")
 
 
 class NativeFormat(CallFormat):
@@ -385,7 +383,5 @@ def build_format(
                 "cannot be read; use auto, json or tags, or another chat template"
             )
         name = "json"
-    try:
+    with retold(ConfigError, lambda error: ConfigError(f"{where}.{error}")):
         return CALL_FORMATS[name](tools, texts, parallel)
-    except ConfigError as error:
-        raise ConfigError(f"{where}.{error}") from None

@@ -22,6 +22,7 @@ from maporl.environments.base import Environment, EnvironmentLost, Tool, Toolbox
 from maporl.environments.rooms import EnvironmentFailure
 from maporl.errors import UserError
 from maporl.types import Result
+from trl_ext.errors import retold
 from trl_ext.process.servant import Lost, Servant, receive, send
 
 PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from maporl.environments.isolated_host import main; main()"
@@ -66,10 +67,8 @@ class Host(Toolbox):
                 return self._forked()
             except OSError:  # it was killed; environments that it had forked are lost, but others need not be
                 self._process.close()
-            try:
+            with retold(OSError, lambda error: HostFailed(f"environment {self.name!r}: isolate: process: {error}")):
                 return self._forked()
-            except OSError as error:
-                raise HostFailed(f"environment {self.name!r}: isolate: process: {error}") from None
 
     def _forked(self) -> tuple[socket.socket, int]:
         control = self._process.connected()

@@ -17,6 +17,7 @@ from maporl.errors import ConfigError
 from maporl.text import cleaned
 from maporl.types import Act, Example, Message, Result
 from trl_ext.chat.written_values import check_depth
+from trl_ext.errors import retold
 
 LARGEST = 2**20
 """Most characters of a result that are looked at."""
@@ -187,10 +188,7 @@ def call_payment(rooms: Rooms, act: Act, reward: Any) -> float | None:
     paid = None if reward is None else finite(reward)
     if paid is None and reward is not None:
         where = f"tool {act.name!r}, question {rooms.example.id}" if act.place is None else rooms.where(act.place)
-        raise EnvironmentFailure(
-            f"{where}: {act.name}({shown(act.arguments)}) of agent {act.agent!r} was paid {reward!r:.40}; expected a "
-            "finite number"
-        )
+        raise EnvironmentFailure(f"{where}: {act.name}() of {act.agent!r} paid {reward!r:.40}; expected a finite one")
     return paid
 
 
@@ -247,10 +245,8 @@ def guarded(run: Callable[[], Any], where: str) -> Any:
     Raises:
         EnvironmentFailure: it raised something, or tried to end the program. The message begins with ``where``.
     """
-    try:
+    with retold((Exception, SystemExit), lambda error: failure(error, where), cause=True):
         return run()
-    except (Exception, SystemExit) as error:
-        raise failure(error, where) from error
 
 
 def failure(error: BaseException, where: str) -> BaseException:

@@ -24,6 +24,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import specification_with
 
 from maporl.errors import ConfigError
+from trl_ext.errors import retold
 
 MOST_STEPS = 100_000
 """Most keywords of a schema that one check looks at."""
@@ -117,10 +118,8 @@ class BoundedSchema:
             TooMuch: this cannot be said in bounded time.
         """
         validator = self._validator if part is None else self._validator.evolve(schema=part)
-        try:
+        with retold(RecursionError, lambda _: TooMuch("it is nested too deep to be checked")):
             return best_match(islice(validator.iter_errors(value), 50))
-        except RecursionError:
-            raise TooMuch("it is nested too deep to be checked") from None
 
 
 def _begin() -> None:
@@ -389,10 +388,8 @@ def _nothing(validator: Any, value: Any, instance: Any, schema: Any) -> None:
 def _found(pattern: str, text: str) -> bool:
     if time.monotonic() > _spent.deadline:
         raise TooMuch("it takes too long to be checked")
-    try:
+    with retold(TimeoutError, lambda _: TooMuch(f"the pattern {pattern!r:.80} takes too long to be looked for in it")):
         return regex.search(_ecma(pattern), text, timeout=PATTERN_SECONDS, concurrent=True) is not None
-    except TimeoutError:
-        raise TooMuch(f"the pattern {pattern!r:.80} takes too long to be looked for in it") from None
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:

@@ -21,6 +21,7 @@ from maporl.errors import ConfigError, install_command
 from maporl.storage.disk_cache import CacheUnusable, cache_folder
 from maporl.text import BOM, encoding_of
 from maporl.types import Result
+from trl_ext.errors import retold
 from trl_ext.files.atomic import new_folder
 
 logger = logging.getLogger(__name__)
@@ -194,13 +195,11 @@ def read_corpus(corpus: str) -> list[Passage]:
 
 
 def _passages_of_line(line: str, where: str) -> list[Passage]:
-    try:
+    with retold((ValueError, RecursionError), lambda error: ConfigError(f"{where}: {error}")):
         row = json.loads(line)
         meta = row.get("meta") if isinstance(row, dict) else None
         paragraphs = [place["paragraphs"] for place in (row, meta) if isinstance(place, dict) and "paragraphs" in place]
         return passages_of(paragraphs[0] if paragraphs else [row])
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: {error}") from None
 
 
 def bm25(corpus: str, k: int = 3, k1: float = 1.5, b: float = 0.75, name: str = "search") -> Tool:
@@ -262,10 +261,7 @@ class QuestionSearch(Environment):
         try:
             passages = passages_of(row.get("paragraphs"))
         except ValueError as error:
-            raise ConfigError(
-                f"search: question {row.get('id')}: paragraphs: {error}; use a task whose questions have paragraphs, "
-                "such as hotpotqa, or the tool bm25 with a corpus"
-            ) from None
+            raise ConfigError(f"search: question {row.get('id')}: {error}; or use bm25 with a corpus") from None
         self._index = Index(passages, self._k1, self._b)
 
     def tools(self, agent: str) -> list[Tool]:
@@ -306,7 +302,5 @@ def _bm25s() -> ModuleType:
     try:
         import bm25s
     except ImportError as error:
-        raise ConfigError(
-            f"search: it needs the package bm25s ({error}); install it with: {install_command('search')}"
-        ) from None
+        raise ConfigError(f"search: needs the package bm25s ({error}): {install_command('search')}") from None
     return bm25s

@@ -15,6 +15,7 @@ from maporl.environments.rooms import EnvironmentFailure, Rooms
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.types import Act, Example, Result
+from trl_ext.errors import retold
 from trl_ext.process.random_states import GeneratorStates, generator_states, same_states
 
 NAME = "environment"
@@ -95,10 +96,8 @@ def _act(world: World, agents: Sequence[str], number: int, call: TryCall) -> Act
     tools = {tool.name: tool for tool in world.offers.tools_of(NAME, agent)}
     if name not in tools:
         raise ConfigError(f"call {number}: tool {unknown(name, tools)}")
-    try:
+    with retold(CallRefused, lambda error: ConfigError(f"call {number}, {name}: {error}")):
         return Act(agent, name, ArgumentCheck(tools[name])(dict(arguments)), 0, NAME)
-    except CallRefused as error:
-        raise ConfigError(f"call {number}, {name}: {error}") from None
 
 
 class _Tried:
@@ -152,10 +151,7 @@ class _Tried:
     def must_agree(self, number: int, fork: Trial, trunk: Trial) -> None:
         """Check that a fork after ``number`` calls went on as the environment itself did later."""
         if fork.said != trunk.said:
-            raise EnvironmentFailure(
-                f"{self.rooms.where(NAME)}: reset() told {trunk.said} first and {fork.said} with the same seed; draw "
-                "from random.Random(seed)"
-            )
+            raise EnvironmentFailure(f"{self.rooms.where(NAME)}: reset() told {fork.said}, not {trunk.said}, by a seed")
         for place, (one, other) in enumerate(zip(fork.results, trunk.results, strict=True), number + 1):
             if one != other:
                 raise EnvironmentFailure(

@@ -53,13 +53,9 @@ class TRLEnvironment(Environment):
         if not is_trl_class(made):
             raise ConfigError(f"environment {self._kind}: expected a class with a method reset, as TRL takes it")
         if inspect.iscoroutinefunction(kind.reset):
-            raise ConfigError(
-                f"environment {self._kind}: reset is a coroutine function, which TRL would not await; make it plain"
-            )
+            raise ConfigError(f"environment {self._kind}: reset is a coroutine function, never awaited; make it plain")
         if reward is not None and hasattr(kind, "get_reward"):
-            raise ConfigError(
-                f"environment {self._kind}: reward: {reward}: it has get_reward, which pays; remove reward"
-            )
+            raise ConfigError(f"environment {self._kind}: reward: {reward}: get_reward pays already; remove reward")
         self._tools = _tools_of(made)
         self.forks: Literal["copy", "replay", "no"] = "copy" if hasattr(kind, "_fork") else "no"
 
@@ -116,9 +112,7 @@ class TRLEnvironment(Environment):
         if self._reward is None:
             return None
         if not hasattr(self.made, self._reward):
-            raise ConfigError(
-                f"environment {self._kind}: reward: it has no attribute {self._reward!r} at the end of a dialogue"
-            )
+            raise ConfigError(f"environment {self._kind}: reward: no attribute {self._reward!r} at its end")
         return getattr(self.made, self._reward)
 
     def can_pay(self, agents: Sequence[str]) -> bool:
@@ -166,10 +160,7 @@ def _chosen(reset: Callable[..., Any], columns: Mapping[str, Any], row: Mapping[
     for p in parameters:
         needed = p.name in named and p.default is p.empty
         if (needed and p.name not in columns) or p.kind is p.POSITIONAL_ONLY:
-            raise ConfigError(
-                f"environment {kind}: reset wants {p.name!r}, which the questions do not have; they have "
-                f"{', '.join(sorted(map(str, row)))}"
-            )
+            raise ConfigError(f"environment {kind}: reset wants {p.name!r}; the questions have {sorted(map(str, row))}")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return {**row, **{name: columns[name] for name in named if name in columns}}
     return {name: columns[name] for name in named if name in columns}

@@ -112,10 +112,7 @@ class World:
         for r, (outcome,) in zip(rooms, outcomes, strict=True):
             where = f"environment {spec.name!r}, question {r.example.id}, seed {environment_seed(r.key, spec.name)}"
             if outcome.late:
-                raise EnvironmentFailure(
-                    f"{where}: it was not ready after {spec.options.open_seconds:g} s; raise open_seconds, or lower "
-                    "at_once"
-                )
+                raise EnvironmentFailure(f"{where}: it took over {spec.options.open_seconds:g} s; raise open_seconds")
             if outcome.error is not None:
                 raise failure(outcome.error, f"{where}: it cannot begin")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from maporl.sections import AboveZero, NotNegative, Positive, section
-from maporl.text import check_texts, text_option
+from maporl.text import text_option
 from trl_ext.ppo.options import option, rate_of
 
 PRIVILEGED = "In light that the final answer is: {answer}.\n\n"
@@ -196,10 +196,6 @@ class TurnCriticStage(PolicyStage):
         "What a dialogue is worth: the sum of the means over the tokens of each turn (turn), or "
         "one mean over the tokens of all its turns (dialogue).",
     )
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_texts(self)
 
 
 @section(kw_only=True)

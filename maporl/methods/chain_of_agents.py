@@ -13,7 +13,7 @@ from maporl.loops.rows import Row
 from maporl.loops.section import RowsStage
 from maporl.rounding import exceeds
 from maporl.sections import Finite, Positive, section
-from maporl.text import check_texts, text_option
+from maporl.text import text_option
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option
 
@@ -35,9 +35,6 @@ class Flatten(Builder):
     above: Finite = option(0.5, "What the last answer of a dialogue must be worth more than.")
     least: Positive = option(2, "The smallest number of utterances of a dialogue.")
     per_question: Positive | None = option(None, "Most dialogues of a question, the first ones. None: all.")
-
-    def __post_init__(self):
-        check_texts(self)
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         taken: dict[int, int] = defaultdict(int)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maporl.tasks.base import Task, TaskError, examples_of, meta_of, read_rows, text_of
+from maporl.text import asked_with
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, ProperShare, option
 
@@ -49,21 +50,14 @@ class FANToM(Task):
     encoder: str = option(
         "sentence-transformers/all-roberta-large-v1", "Hub name or folder of the sentence encoder that grades."
     )
-    instruction: str = option(
-        "{document}\n\nQuestion: {question}\n\nAnswer in one sentence.",
-        "How agents are asked, with {document} and {question}.",
+    instruction: str = asked_with(
+        "{document}\n\nQuestion: {question}\n\nAnswer in one sentence.", ("document", "question")
     )
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     labels_graded = 0  # every sentence can be read
     shown_meta = ("document",)
-
-    def __post_init__(self):
-        super().__post_init__()
-        for field in ("{question}", "{document}"):
-            if field not in self.instruction:
-                raise ValueError(f"instruction: expected the text to contain {field}")
 
     @cached_property
     def _examples(self) -> list[Example]:
@@ -77,10 +71,7 @@ class FANToM(Task):
     def _held_out_conversations(self, examples: list[Example]) -> set[str]:
         conversations = sorted({example.meta["conversation"] for example in examples})
         if len(conversations) < 2:
-            raise TaskError(
-                f"fantom: {self.source} holds one conversation, which cannot be both trained and evaluated on; "
-                "set task.eval_source"
-            )
+            raise TaskError(f"fantom: {self.source} holds one conversation, and two are needed; set task.eval_source")
         random.Random(self.seed).shuffle(conversations)
         count = min(max(1, round(len(conversations) * self.held_out)), len(conversations) - 1)
         return set(conversations[:count])

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from maporl.sections import Finite, Positive, section
-from maporl.text import check_pattern, check_texts, text_option
+from maporl.text import check_pattern, text_option
 from trl_ext.ppo.options import option
 
 
@@ -40,7 +40,6 @@ class ArenaSection:
     pattern: str = option(r"[Bb]etter:\s*([AB])", "A regular expression whose last match holds A or B.")
 
     def __post_init__(self):
-        check_texts(self)
         check_pattern("pattern", self.pattern, one_group=True)
 
 
@@ -71,7 +70,6 @@ class AnnotatorSection:
     per_update: Positive = option(64, "Most new observations that are labelled at a time, the latest first.")
 
     def __post_init__(self):
-        check_texts(self)
         check_pattern("pattern", self.pattern, one_group=True)
         if self.read is not None:
             check_pattern("read", self.read)

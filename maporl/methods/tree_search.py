@@ -87,10 +87,7 @@ def drawn(scores: Sequence[float], posterior: Posterior, rng: random.Random) -> 
     if posterior == "beta":
         for score in scores:
             if not 0 <= score <= 1:
-                raise ConfigError(
-                    f"branching.posterior: beta is for scores from 0 to 1, and an utterance scored {score:g}; set "
-                    "branching.posterior: gaussian, or other weights in reward.sources"
-                )
+                raise ConfigError(f"branching.posterior: beta is for scores from 0 to 1, got {score:g}; set gaussian")
         right = sum(scores)
         return rng.betavariate(JEFFREYS + right, JEFFREYS + len(scores) - right)
     mean, kappa, nu, tau_square = parameters(scores)

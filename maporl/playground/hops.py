@@ -62,9 +62,7 @@ class TinyHops(Lessons, Task):
     def __post_init__(self):
         super().__post_init__()
         if not self.hops or not all(1 <= number < self.people for number in self.hops):
-            raise ValueError(
-                f"hops: expected numbers from 1 to {self.people - 1}, one fewer than people, got {list(self.hops)}"
-            )
+            raise ValueError(f"hops: expected numbers from 1 to {self.people - 1}, below people, got {list(self.hops)}")
 
     def __len__(self) -> int:
         return self.size

@@ -13,7 +13,7 @@ from maporl.playground.skills import SKILLS, Skill
 from maporl.tasks.base import Task
 from maporl.tasks.lessons import Lessons
 from maporl.types import Call, Example, Grade
-from trl_ext.ppo.options import Positive, option
+from trl_ext.ppo.options import Positive, must_be_different, option
 
 TRIES = 20
 """How often a held-out question is drawn again that is also a training question. There may be no others."""
@@ -35,7 +35,7 @@ class Parts(Lessons, Task):
     """
 
     skills: tuple[Skill, ...] = option(
-        ("next", "reversed"), "The skills that are asked for: next, reversed and previous."
+        ("next", "reversed"), "The skills that are asked for: next, reversed and previous.", must=must_be_different
     )
     digits: Annotated[int, Ge(2), Le(5)] = option(2, "Number of digits of a part.")
     parts: Annotated[int, Ge(2), Le(9)] = option(2, "Number of parts, no two of which have the same digits.")
@@ -45,11 +45,6 @@ class Parts(Lessons, Task):
 
     name = "toy_parts"
     answer_form = "<digits> <digits>"
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.skills or len(set(self.skills)) < len(self.skills):
-            raise ValueError(f"skills: expected each skill once and at least one, got {list(self.skills)}")
 
     def __len__(self) -> int:
         return self.size

@@ -13,7 +13,7 @@ from maporl.grading import final_answer
 from maporl.tasks.base import Task
 from maporl.tasks.lessons import Lessons
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import ProperShare, option
+from trl_ext.ppo.options import ProperShare, must_be_different, option
 
 Skill = Literal["next", "reversed", "previous"]
 
@@ -46,7 +46,7 @@ class Skills(Lessons, Task):
     """
 
     skills: tuple[Skill, ...] = option(
-        ("next", "reversed"), "The skills that are asked for: next, reversed and previous."
+        ("next", "reversed"), "The skills that are asked for: next, reversed and previous.", must=must_be_different
     )
     digits: Annotated[int, Ge(2), Le(5)] = option(3, "Number of digits.")
     held_out: ProperShare = option(
@@ -54,11 +54,6 @@ class Skills(Lessons, Task):
     )
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.skills or len(set(self.skills)) < len(self.skills):
-            raise ValueError(f"skills: expected each skill once and at least one, got {list(self.skills)}")
 
     answer_form = "Answer: <digits>"
 

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Literal
 
 from maporl.tasks.programs import ProgramTask
+from maporl.text import asked_with
 from maporl.types import Example
 from trl_ext.ppo.options import Natural, Positive, option
 
@@ -39,7 +40,7 @@ class TinyPrograms(ProgramTask):
         "The share of the functions that is the evaluation split. With 0, both splits have all functions. This suits "
         "a coder who is told nothing: all questions look the same to it, so that it can remember none.",
     )
-    instruction: str = option("{question}", "How agents are asked, with {question}.")
+    instruction: str = asked_with("{question}")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
@@ -48,11 +49,7 @@ class TinyPrograms(ProgramTask):
         if self.told is not None and not 0 <= self.told <= self.shown:
             raise ValueError(f"told: expected 0 to {self.shown}, the number of values that are shown, got {self.told}")
         if self.held_out and not 0 < self._eval_size < self.factors * (self.terms + 1):
-            raise ValueError(
-                f"held_out: expected 0, or a share below 1 that leaves functions in both splits, got {self.held_out}"
-            )
-        if "{question}" not in self.instruction:
-            raise ValueError("instruction: expected the text to contain {question}")
+            raise ValueError(f"held_out: expected 0, or a share with functions in both splits, got {self.held_out}")
 
     @property
     def _eval_size(self) -> int:

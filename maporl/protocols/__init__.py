@@ -3,13 +3,14 @@
 from typing import Any
 
 from maporl.config import Config, validated
-from maporl.config.imports import Parts, look_up, member
+from maporl.config.imports import Parts, look_up, member, unknown
 from maporl.config.schema import AgentSection
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play as Play
 from maporl.protocols.base import Protocol as Protocol
 from maporl.protocols.base import must_be_protocol
 from maporl.protocols.judging import StepJudge, judge_of, judged
+from trl_ext.errors import retold
 
 PROTOCOLS = Parts(
     {
@@ -49,25 +50,15 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
     players = speakers(section, agents, protocol)
     judge = judge_of(protocol)
     if judge is not None and judge.agent not in agents:
-        raise ConfigError(
-            f"{where}: protocol.step_judge.agent: {judge.agent!r} is not one of {list(agents)}; add it under agents:"
-        )
+        raise ConfigError(f"{where}: protocol.step_judge.agent: expected one of {list(agents)}, got {judge.agent!r}")
     if players == protocol.helpers():
         key = "summariser" if judge is None else "step_judge"
-        raise ConfigError(
-            f"{where}: protocol.{key}: {players[0]!r} is the only agent, and it does not debate itself; let another "
-            f"agent play too, or remove {key}"
-        )
+        raise ConfigError(f"{where}: protocol.{key}: {players[0]!r} is the only agent; add another, or remove {key}")
     for agent in sorted(protocol.mentioned()):
         if agent not in players:
-            raise ConfigError(
-                f"{where}: protocol {section['name']!r} names agent {agent!r} but agents are {list(players)}; add it "
-                "to them"
-            )
-    try:
+            raise ConfigError(f"{where}: protocol {section['name']!r}: agent: {unknown(agent, players)}")
+    with retold(ValueError, lambda error: ConfigError(f"{where}: protocol {section['name']!r}: {error}")):
         protocol.check_players(players)
-    except ValueError as error:
-        raise ConfigError(f"{where}: protocol {section['name']!r}: {error}") from None
     return protocol
 
 
@@ -88,20 +79,12 @@ def _build(section: dict[str, Any], where: str) -> Protocol:
 def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) -> None:
     listed = section.get("agents")
     if listed is not None and (not isinstance(listed, list | tuple) or not listed):
-        raise ConfigError(
-            f"{where}: protocol.agents: expected a list of agents, got {listed!r:.80}; give some of {list(agents)}, or "
-            "remove it so that all play"
-        )
+        raise ConfigError(f"{where}: protocol.agents: expected some of {list(agents)}, got {listed!r:.80}; null: all")
     for agent in (listed := listed or []):
         if agent not in agents:
-            raise ConfigError(
-                f"{where}: protocol {section.get('name')!r} names agent {agent!r} but agents are {list(agents)}; add "
-                "it to them"
-            )
+            raise ConfigError(f"{where}: protocol {section.get('name')!r}: agent: {unknown(agent, agents)}")
         if list(listed).count(agent) > 1:
-            raise ConfigError(
-                f"{where}: protocol.agents: {agent!r} is listed {list(listed).count(agent)} times; list it once"
-            )
+            raise ConfigError(f"{where}: protocol.agents: {agent!r} is listed several times; list it once")
 
 
 def speakers(section: dict[str, Any], agents: tuple[str, ...], protocol: Protocol) -> tuple[str, ...]:

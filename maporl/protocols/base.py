@@ -5,9 +5,10 @@ from typing import Any
 
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError, Fault
-from maporl.text import check_choices, check_names, check_texts
+from maporl.text import check_names
 from maporl.text import check_template as check_template
 from maporl.types import Act, Ask, Example, Utterance, Wait, message_fault
+from trl_ext.ppo.options import Checked
 
 Play = Generator[list[Ask] | list[Act] | list[Wait], Any, Any]
 """A generator. It yields what should be said next, receives what was said, and returns the outcome of the dialogue.
@@ -25,7 +26,7 @@ class Dropped(Exception):
         self.outcome = outcome
 
 
-class Protocol:
+class Protocol(Checked):
     """The base class of protocols. A protocol is a frozen dataclass of options with a generator :meth:`play`.
 
     ``play(example, agents)`` **yields a list of Ask, receives the list of Utterance that answers it, and returns the
@@ -112,8 +113,7 @@ class Protocol:
     """
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_texts(self)
+        super().__post_init__()
         check_word(self.pass_)
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
@@ -193,14 +193,9 @@ class Protocol:
             ValueError: there are too few or too many of them; names the agents and what to do.
         """
         if self.players is not None and len(players) != self.players:
-            raise ValueError(
-                f"{self.label} has {self.players} players but agents are {list(players)}; list that many in "
-                "protocol.agents"
-            )
+            raise ValueError(f"{self.label} has {self.players} players but agents are {list(players)}; list that many")
         if len(players) < self.least_players:
-            raise ValueError(
-                f"{self.label} needs {NUMBERS[self.least_players]} agents, got {list(players)}; add one under agents:"
-            )
+            raise ValueError(f"{self.label} needs {NUMBERS[self.least_players]} agents, got {list(players)}; add one")
 
 
 def must_be_protocol(part: Any, where: str) -> Protocol:
@@ -211,10 +206,7 @@ def must_be_protocol(part: Any, where: str) -> Protocol:
             ``where`` says in the error which part is meant.
     """
     if not isinstance(part, Protocol):
-        raise ConfigError(
-            f"{where}: expected a maporl.Protocol, got {type(part).__name__}; derive it: class "
-            f"{type(part).__name__}(Protocol)"
-        )
+        raise ConfigError(f"{where}: expected a maporl.Protocol, got {type(part).__name__}; derive its class from it")
     for what, names in (
         ("pays", part.pays),
         ("records", part.records),
@@ -233,9 +225,7 @@ def must_be_play(play: Any, where: str) -> Play:
         ConfigError: ``play`` returned something else. ``where`` names the protocol.
     """
     if not isinstance(play, Generator):
-        raise ConfigError(
-            f"{where}: its play returned {type(play).__name__}, expected a generator; write: said = yield [Ask(...)]"
-        )
+        raise ConfigError(f"{where}: its play returned {type(play).__name__}, expected a generator; yield [Ask(...)]")
     return play
 
 
@@ -252,9 +242,7 @@ def must_be_moves(moves: Any, where: str) -> list[Ask] | list[Act] | list[Wait]:
     if listed and not asks and all(isinstance(move, Act) for move in listed):
         return listed
     if not listed or len(asks) < len(listed):
-        raise ConfigError(
-            f"{where}: its play yielded {moves!r:.80}, expected a list of Ask; write: said = yield [Ask(...)]"
-        )
+        raise ConfigError(f"{where}: its play yielded {moves!r:.80}, expected a list of Ask; use yield [Ask(...)]")
     for ask in asks:
         if (why := message_fault(ask.messages)) is not None:
             raise ConfigError(f"{where}: what it asks agent {ask.agent!r} cannot be read: {why}")
@@ -285,9 +273,7 @@ def check_speaks(speaks: Mapping[str, Sequence[int]], turns: int) -> None:
     """
     for agent, numbers in speaks.items():
         if not numbers or list(numbers) != sorted(set(numbers)) or numbers[0] < 1 or numbers[-1] > turns:
-            raise ValueError(
-                f"speaks.{agent}: expected rising numbers of turns from 1 to {turns}, such as [1], got {list(numbers)}"
-            )
+            raise ValueError(f"speaks.{agent}: expected rising turns from 1 to {turns}, as [1], got {list(numbers)}")
 
 
 def check_somebody_speaks(speaks: Mapping[str, Sequence[int]], agents: Sequence[str], turns: int) -> None:
@@ -298,9 +284,7 @@ def check_somebody_speaks(speaks: Mapping[str, Sequence[int]], agents: Sequence[
     """
     for turn in range(turns):
         if agents and not speakers_of(speaks, agents, turn):
-            raise ValueError(
-                f"speaks: nobody speaks in turn {turn + 1}; let one of {list(agents)} speak then, or lower turns"
-            )
+            raise ValueError(f"speaks: nobody speaks in turn {turn + 1}; let one of {list(agents)}, or lower turns")
 
 
 def speakers_of(speaks: Mapping[str, Sequence[int]], agents: Sequence[str], turn: int) -> list[str]:

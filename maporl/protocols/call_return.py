@@ -5,7 +5,7 @@ from typing import Literal
 
 from maporl.environments.base import Tool
 from maporl.protocols.base import Play, Protocol, check_template
-from maporl.text import check_pattern, matches, text_option
+from maporl.text import check_pattern, matches, pattern_option, text_option
 from maporl.types import Act, Ask, Example, user_says
 from trl_ext.ppo.options import Positive, option
 
@@ -45,7 +45,7 @@ class CallReturn(Protocol):
         r"(?s)<call>((?:(?!<call>).)*?)</call>",
         "A regular expression whose group is the planner's question to a worker.",
     )
-    form: str = option(r"\S", "A regular expression that is found in a reply of the right form.")
+    form: str = pattern_option(r"\S", "A regular expression that is found in a reply of the right form.")
     call: Literal["text", "tool"] = option(
         "text",
         "How the planner calls: by a text that `pattern` finds, or by a tool `ask_WORKER(question)` for each worker.",
@@ -59,11 +59,11 @@ class CallReturn(Protocol):
         "arXiv 2510.00568). Whatever it says, the reply stays in its conversation, so that `returned` and `enough` "
         "need not repeat it.",
     )
-    useful: str = option(
+    useful: str = pattern_option(
         r"(?i)<judge>\s*yes\s*</judge>",
         "A regular expression that is found in a judgement that the reply is useful. A judgement must be one of both.",
     )
-    useless: str = option(
+    useless: str = pattern_option(
         r"(?i)<judge>\s*no\s*</judge>", "A regular expression that is found in a judgement that it is not."
     )
     every_step_scored = False
@@ -80,8 +80,6 @@ class CallReturn(Protocol):
                 raise ValueError(f"{name}: goes with calls in text, got call: tool; set call: text, or remove it")
         if self.place is not None and self.tool is None:
             raise ValueError(f"place: {self.place!r} is where a tool is called; name it, as tool: search")
-        for name in ("form", "useful", "useless"):
-            check_pattern(name, getattr(self, name))
         if check_pattern("pattern", self.pattern) != 1:
             raise ValueError(f"pattern: expected one group, around what is asked; got {self.pattern!r}")
 

@@ -15,7 +15,7 @@ from maporl.protocols.base import (
 )
 from maporl.text import text_option
 from maporl.types import Ask, Example, Utterance, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 LATER = "{question}\n\nOthers have said:\n\n{others}"
 
@@ -29,7 +29,7 @@ class Chain(Protocol):
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    turns: int = option(1, "Number of rounds.")
+    turns: Positive = option(1, "Number of rounds.")
     order: tuple[str, ...] = option((), "The agents in the order in which they speak. Default: as they are listed.")
     visibility: Literal["predecessor", "all", "graph"] = option(
         "all",
@@ -65,17 +65,13 @@ class Chain(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.turns < 1:
-            raise ValueError(f"turns: a chain has at least 1 round, got {self.turns}")
         if (self.visibility == "graph") != bool(self.sees):
             raise ValueError("sees: names whom each agent sees, and goes with visibility: graph; give both or neither")
         check_speaks(self.speaks, self.turns)
         if self.speaks and len(set(self.order)) < len(self.order):
             raise ValueError(f"speaks: it counts rounds, but order {list(self.order)} lists an agent twice; remove one")
         if self.until_agreement and self.answering == "last":
-            raise ValueError(
-                "until_agreement: it compares answers of all agents, and answering: last has those of one; remove one"
-            )
+            raise ValueError("until_agreement: it compares all agents, and answering: last has one answer; remove one")
         for agent, text in self.prompts.items():
             check_template(f"prompts.{agent}", text, {"question", "others", "reference"})
 

@@ -62,9 +62,7 @@ class Collaboration(Protocol):
     def __post_init__(self):
         super().__post_init__()
         if self.mode == "hint" and self.when != "always":
-            raise ValueError(
-                f"when: {self.when} speaks of an answer that is criticised; set mode: critic, or remove it"
-            )
+            raise ValueError(f"when: {self.when} is about an answer that is criticised; set mode: critic, or remove it")
         if self.rounds > 1 and self.mode == "hint":
             raise ValueError(f"rounds: a hint is given once, got {self.rounds}; set mode: critic, or remove it")
 

@@ -4,7 +4,6 @@ All agents answer at the same time, for several turns. From the second turn on, 
 the others. It remembers its own answers, because its conversation continues.
 """
 
-import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from maporl.protocols.base import (
 from maporl.rounding import exceeds
 from maporl.text import text_option
 from maporl.types import Ask, Example, Utterance, user_says
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Finite, Positive, PositiveShare, option, options
 
 OTHERS = (
     "These are answers of other agents to the same question:\n\n{others}\n\n"
@@ -83,7 +82,7 @@ class Feedback:
         return "" if score is None else template.format(score=score, verdict=self.verdict(score))
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Consensus:
     """Ends a question early if the agents agree.
 
@@ -91,13 +90,9 @@ class Consensus:
         ValueError: ``share`` is not above 0 and at most 1.
     """
 
-    share: float = option(0.8, "Share of the agents that must give the same answer.")
+    share: PositiveShare = option(0.8, "Share of the agents that must give the same answer.")
     score: float = option(0.7, "Least mean score of these agents.")
     from_update: int = option(1, "The first update in which questions end early, counted from 1.")
-
-    def __post_init__(self):
-        if not 0 < self.share <= 1:
-            raise ValueError(f"consensus.share: expected a share above 0 and at most 1, got {self.share}")
 
     def reached(self, said: list[Utterance]) -> bool:
         """Return whether these answers of one turn agree well enough.
@@ -125,7 +120,7 @@ class Debate(Protocol):
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    turns: int = option(2, "Number of turns.")
+    turns: Positive = option(2, "Number of turns.")
     opening: str = text_option("{question}", "What agents are asked in the first turn, with {question!}.")
     later: str = text_option(OTHERS, "What they are shown in later turns, with {question} and {others}.")
     alone: str = text_option(ALONE, "In place of `later`, if nothing new was heard, as when alone, with {question}.")
@@ -147,7 +142,7 @@ class Debate(Protocol):
         None,
         "End a question early if the agents agree: {share: 0.8, score: 0.7, from_update: 1}.",
     )
-    end_above: float | None = option(
+    end_above: Finite | None = option(
         None,
         "End a question early, in training, after a turn whose answers have a mean score above this (CoMLRL's "
         "early_termination_threshold).",
@@ -175,12 +170,6 @@ class Debate(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.turns < 1:
-            raise ValueError(f"turns: a debate has at least 1 turn, got {self.turns}")
-        if self.end_above is not None and not math.isfinite(self.end_above):
-            raise ValueError(
-                f"end_above: expected the mean score above which a debate ends early, got {self.end_above}"
-            )
         check_speaks(self.speaks, self.turns)
         if self.summariser in self.speaks:
             raise ValueError(f"speaks: {self.summariser!r} is the summariser, which does not debate itself; remove it")

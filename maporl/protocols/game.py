@@ -17,6 +17,7 @@ from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol
 from maporl.text import cleaned, text_option
 from maporl.types import Ask, Example, Grade, Utterance, user_says
+from trl_ext.errors import retold
 from trl_ext.ppo.options import Positive, option
 
 
@@ -65,9 +66,7 @@ class PlayGame(Protocol):
         if self.after_illegal == "skip" and not game.skips:
             raise ValueError(f"after_illegal: nobody can pass in {self.game}, so skip cannot be; use end or retry")
         if self.after_illegal == "replace" and not game.replaces:
-            raise ValueError(
-                f"after_illegal: {self.game} does not list its moves, so none can replace an illegal one; use end"
-            )
+            raise ValueError(f"after_illegal: {self.game} lists no moves, so none can replace an illegal one; use end")
 
     def new_game(self) -> Game:
         """Return the game before its first move.
@@ -75,15 +74,12 @@ class PlayGame(Protocol):
         Raises:
             ValueError: no game has this name, an option of it is wrong, or it has no ``longest``.
         """
-        try:
+        # the protocol's section is named by the one who reads it
+        with retold(ConfigError, lambda error: ValueError(str(error))):
             game = validated(look_up(self.game, GAMES, "game", Game), self.options, "options")
-        except ConfigError as error:  # the protocol's section is named by the one who reads it
-            raise ValueError(str(error)) from None
         longest = inspect.getattr_static(game, "longest", None)
         if longest is None or (isinstance(longest, int) and longest < 1):
-            raise ValueError(
-                f"game: {self.game} has no longest; set it to the most moves of one player, as longest = 7"
-            )
+            raise ValueError(f"game: {self.game} has no longest; set it to the most moves of a player, as longest = 7")
         return game
 
     @property
@@ -100,10 +96,7 @@ class PlayGame(Protocol):
         least, most = self.new_game().seats()
         if not least <= len(players) <= most:
             number = f"{least}" if least == most else f"{least} to {most}"
-            raise ValueError(
-                f"{self.label} has {number} player{'s' if most > 1 else ''} but agents are {list(players)}; list that "
-                "many in protocol.agents"
-            )
+            raise ValueError(f"{self.label} has {number} player{'s' * (most > 1)} but agents are {list(players)}")
 
     @property
     def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options
@@ -189,15 +182,10 @@ class PlayGame(Protocol):
     def _payments(self, game: Game, method: str, payments: Any) -> dict[int, float]:
         """Return what a ``method`` of the game pays."""
         if not isinstance(payments, dict):
-            raise ConfigError(
-                f"game {self.game}: {method} returned {payments!r:.80}, expected {{player: payment}}; {{}} pays nobody"
-            )
+            raise ConfigError(f"game {self.game}: {method} returned {payments!r:.80}, expected {{player: payment}}")
         for player, amount in payments.items():
             if player not in range(game.seated) or not isinstance(amount, int | float) or not math.isfinite(amount):
-                raise ConfigError(
-                    f"game {self.game}: {method} pays {amount!r:.40} to player {player!r:.40}, expected finite numbers "
-                    f"for players from 0 to {game.seated - 1}"
-                )
+                raise ConfigError(f"game {self.game}: {method} pays {amount!r:.40} to {player!r:.40}; expected numbers")
         return payments
 
     def _fines(self, game: Game, wrong: tuple[int, ...]) -> dict[int, float]:
@@ -210,9 +198,7 @@ class PlayGame(Protocol):
         observation = cleaned(game.news(player) if self.memory else game.observe(player))
         moves = game.moves(player)
         if not isinstance(moves, tuple | list) or any(not isinstance(move, str) for move in moves):
-            raise ConfigError(
-                f"game {self.game}: moves returned {moves!r:.80}, expected a tuple of texts, as ('0', '1')"
-            )
+            raise ConfigError(f"game {self.game}: moves returned {moves!r:.80}, expected a tuple of texts, as ('0',)")
         text = self.prompt.format(observation=observation, moves=", ".join(map(cleaned, moves)))
         tags = {"game": self.game, "seed": seed, "state": f"{player}: {observation}", "moves": list(moves)}
         return Ask(

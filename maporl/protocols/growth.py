@@ -55,7 +55,5 @@ def _with(protocol: Protocol, name: str, value: int) -> Protocol:
     if key and isinstance(present, Mapping):
         return replace(protocol, **{first: {**present, key: value}})  # type: ignore[type-var]  # it is a dataclass
     if key or isinstance(present, bool) or not isinstance(present, int):
-        raise ValueError(
-            f"protocol {protocol.label}: expected an option that is a whole number, got {name}={present!r:.40}"
-        )
+        raise ValueError(f"protocol {protocol.label}: expected an option that is whole, got {name}={present!r:.40}")
     return replace(protocol, **{first: value})  # type: ignore[type-var]

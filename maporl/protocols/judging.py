@@ -4,15 +4,15 @@ Imports no torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from typing import Any, ClassVar, cast
 
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol
-from maporl.text import check_choices, check_pattern, check_texts, matches, text_option
+from maporl.text import matches, pattern_option, text_option
 from maporl.types import Ask, Example, Utterance, user_says
-from trl_ext.ppo.options import Positive, option
+from trl_ext.ppo.options import Positive, option, options
 
 TEXT = (
     "{seen}\n\nThe answer to this:\n{said}\n\nWas it a good step? Think, and end with 'Verdict: good' or 'Verdict: "
@@ -22,7 +22,7 @@ TAUGHT = ("Verdict: good", "Verdict: bad")
 """What warm starts teach a judge to say."""
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class StepJudge:
     """The options of ``protocol.step_judge`` (RLAnything, arXiv 2602.02488).
 
@@ -42,17 +42,11 @@ class StepJudge:
     text: str = text_option(
         TEXT, "What it is asked, with {seen}, the messages that were new to the speaker, {said!} and {question}."
     )
-    good: str = option(
+    good: str = pattern_option(
         r"(?i)verdict:\s*good",
         "A regular expression that is found in a verdict that the step was good. A verdict must be one of both.",
     )
-    bad: str = option(r"(?i)verdict:\s*bad", "A regular expression that is found in a verdict that it was bad.")
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_texts(self)
-        for name in ("good", "bad"):
-            check_pattern(name, getattr(self, name))
+    bad: str = pattern_option(r"(?i)verdict:\s*bad", "A regular expression that is found in a verdict that it was bad.")
 
     def asks(self, example: Example, said: Sequence[Utterance]) -> list[Ask]:
         """Return what the judge is asked about all that was ``said``."""
@@ -77,9 +71,7 @@ def judged(protocol: Protocol, judge: StepJudge) -> Protocol:
         ConfigError: the protocol names the judge as one of its players.
     """
     if judge.agent in protocol.mentioned():
-        raise ConfigError(
-            f"protocol.step_judge.agent: {judge.agent!r} plays in protocol {protocol.label}; name another agent"
-        )
+        raise ConfigError(f"protocol.step_judge.agent: {judge.agent!r} plays in {protocol.label}; name another agent")
     kind = cast(Any, type(protocol))  # mypy takes no class for Hashable
     return _judged_kind(kind, judge, asked=True)(**_options(protocol))
 

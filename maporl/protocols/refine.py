@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from maporl.protocols.base import Play, Protocol
-from maporl.text import check_pattern, matches, text_option
+from maporl.text import matches, pattern_option, text_option
 from maporl.types import Ask, Example, user_says
 from trl_ext.ppo.options import Positive, option
 
@@ -33,12 +33,12 @@ class Refine(Protocol):
     opening: str = text_option("{question}", "What the solver is asked, with {question!}.")
     verify: str = text_option(VERIFY, "What the verifier is asked, with {question} and {draft!}.")
     mend: str = text_option(MEND, "What the refiner is asked, with {question}, {draft} and the verdict's {words!}.")
-    approval: str = option(
+    approval: str = pattern_option(
         r"<verify>\s*approve\s*</verify>",
         "A regular expression that is found in a verdict that approves, which ends the dialogue. Any other verdict "
         "does not approve.",
     )
-    form: str = option(
+    form: str = pattern_option(
         r"<verify>\s*(approve|reject)\s*</verify>",
         "A regular expression that is found in any verdict of the right form.",
     )
@@ -47,11 +47,6 @@ class Refine(Protocol):
     pays = frozenset({"verdict_form"})
 
     least_players = 2
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("approval", "form"):
-            check_pattern(name, getattr(self, name))
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options

@@ -81,7 +81,5 @@ class PlayWorld(Protocol):
             named = result.value.get("next") if isinstance(result.value, Mapping) else None
             agent = agents[(agents.index(agent) + 1) % len(agents)] if named is None else named
             if agent not in agents:
-                raise ValueError(
-                    f"environment {self.place!r}: it wants {named!r:.80} to act, but the agents are {list(agents)}"
-                )
+                raise ValueError(f"environment {self.place!r}: it wants {named!r:.80} to act, of agents {list(agents)}")
         return {"actions": number, "over": False}

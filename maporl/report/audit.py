@@ -12,6 +12,7 @@ from typing import Any
 
 from maporl.errors import RunError
 from maporl.report.charts import finite
+from maporl.report.files import unlike
 from maporl.report.read import Run
 from maporl.types import Dialogue, Stop, is_program
 from trl_ext.learning.audit import (
@@ -152,10 +153,8 @@ def read_audit(file: Path) -> Audit:
     Raises:
         RunError: it is damaged.
     """
-    try:
+    with unlike(f"{file}: is damaged", "; without it, a run is audited by its records", RunError):
         return Audit.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise RunError(f"{file}: is damaged ({error!r:.100}); without it, a run is audited by its records") from None
 
 
 def audit_of(run: Run) -> Audit:

@@ -2,6 +2,7 @@
 
 import json
 import stat
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from maporl.errors import RunError, one_line
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
 from maporl.text import visible
+from trl_ext.errors import retold
 from trl_ext.files.jsonl import DamagedRecord
 
 
@@ -127,6 +129,12 @@ def _json(file: Path) -> Any:
         raise DamagedRecord(f"{file}: cannot be read: {error}") from None
 
 
+def unlike(what: str, then: str = "", kind: type[Exception] = DamagedRecord) -> AbstractContextManager[None]:
+    """Turn the errors of reading a record that has another form into one, which says what it is not and why."""
+    other = (KeyError, TypeError, AttributeError, ValueError, OverflowError)
+    return retold(other, lambda error: kind(f"{what} ({error!r:.200}){then}"))
+
+
 def read_crossplay(file: Path) -> CrossPlay | None:
     """Return the cross-play in a run's folder, if it names the run. A copied or renamed folder may hold that of another
     run.
@@ -137,14 +145,10 @@ def read_crossplay(file: Path) -> CrossPlay | None:
     """
     if (content := _json(file)) is None:
         return None
-    try:
+    with unlike(f"{file}: is not a cross-play", "; write it again, or remove it"):
         play = CrossPlay.from_json(content)
         named = any(Path(name).name == file.resolve().parent.name for name in play.runs)
         return play if named else None
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise DamagedRecord(
-            f"{file}: is not a cross-play ({error!r:.200}); write it again with maporl crossplay, or remove it"
-        ) from None
 
 
 def read_evaluation(file: Path) -> Evaluation | None:
@@ -158,9 +162,5 @@ def read_evaluation(file: Path) -> Evaluation | None:
         return None
     if not isinstance(content, dict) or not content.get("turns") or "flips" not in content:
         raise DamagedRecord(f"{file}: has no 'turns' and 'flips'; it was not written by this version of maporl")
-    try:
+    with unlike(f"{file}: is not an evaluation", " of this version of maporl"):
         return Evaluation.from_json(content)
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise DamagedRecord(
-            f"{file}: is not an evaluation ({error!r:.200}); it was not written by this version of maporl"
-        ) from None

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
-from maporl.report.files import is_there, read_config, read_crossplay, read_evaluation, read_lines
+from maporl.report.files import is_there, read_config, read_crossplay, read_evaluation, read_lines, unlike
 from maporl.storage.run_folder import LEARNS_FROM, has_final
 from maporl.types import Dialogue, Stop, from_record
+from trl_ext.errors import retold
 from trl_ext.files.jsonl import DamagedRecord, whole_lines
 
 RECORDS = ("metrics.jsonl", "dialogues.jsonl")
@@ -168,10 +169,8 @@ class RunReader:
         def played(record: Any) -> tuple[When, Dialogue]:
             if missing := _missing(record, when):
                 raise _older(self.folder / name, missing)
-            try:
+            with unlike(f"{self.folder / name}: a record is not a dialogue"):
                 return when or record["step"], _dialogue(record)
-            except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-                raise DamagedRecord(f"{self.folder / name}: a record is not a dialogue ({error!r:.200})") from None
 
         for one, dialogue in self._new(name, played):
             key = f"{one}/{dialogue.example.id}"
@@ -197,7 +196,7 @@ class RunReader:
             ends.append(end)
             faults.append(str(fault))
 
-        try:
+        with retold(OSError, lambda error: RunError(f"{file}: cannot be read: {error.strerror}")):
             for end, record in whole_lines(file, start, damaged):
                 try:
                     records.append(parse(record))
@@ -205,8 +204,6 @@ class RunReader:
                 except DamagedRecord as fault:
                     damaged(end, fault)
             self._read[name] = (file.stat().st_ino, ends[-1])
-        except OSError as error:
-            raise RunError(f"{file}: cannot be read: {error.strerror}") from None
         return records
 
     def _set_back(self, name: str) -> bool:
@@ -229,9 +226,7 @@ def _left_out(file: Path, faults: list[str]) -> str:
 
 def _must_be_run(folder: Path) -> None:
     if not folder.is_dir():
-        raise RunError(
-            f"{folder}: {'is a file' if folder.exists() else 'no such folder'}; give the output_dir of a run"
-        )
+        raise RunError(f"{folder}: {'is a file' if folder.exists() else 'no such folder'}; give a run's output_dir")
     if not any((folder / name).exists() for name in ("config.yaml", *RECORDS)):
         names = sorted(path.name for path in folder.iterdir())[:5]
         what = f"holds {', '.join(names)}" if names else "is empty"

@@ -85,10 +85,7 @@ def check_environments(readers: Sequence[str], isolated: Mapping[str, bool]) -> 
         ConfigError: the run has no environment, or one is in another process.
     """
     if readers and not isolated:
-        raise ConfigError(
-            f"reward {readers[0]!r} has the parameter environments, but the run has none; add one under environments:, "
-            "or remove the parameter"
-        )
+        raise ConfigError(f"reward {readers[0]!r} has the parameter environments, and the run has none; remove it")
     apart = [name for name, is_apart in isolated.items() if is_apart]
     if readers and apart:
         raise ConfigError(

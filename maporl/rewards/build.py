@@ -63,9 +63,7 @@ def _judge(section: RewardSection, voices: Voices | None) -> RewardSource:
 def _likelihood(section: RewardSection, voices: Voices | None) -> RewardSource:
     """Return how unlikely an utterance is to the weights before training, in nats a token."""
     if voices is None:
-        raise ConfigError(
-            "reward.sources: nll asks the weights before training, and only a team that is played has them"
-        )
+        raise ConfigError("reward.sources: nll asks the weights before training, which only a team that plays has")
     return Likelihood(voices.nll)
 
 
@@ -162,14 +160,9 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
         must_take(source, ("dialogues", "task"), f"{where}: {name}")
         return lambda section, voices: FunctionSource(source)
     if not issubclass(source, RewardSource):
-        raise ConfigError(
-            f"{where}: {name}: expected a function of (dialogues, task) or a maporl.RewardSource, got {kind_of(source)}"
-        )
+        raise ConfigError(f"{where}: {name}: expected f(dialogues, task) or a RewardSource, got {kind_of(source)}")
     try:
         signature(source).bind()
     except TypeError:
-        raise ConfigError(
-            f"{where}: {name}: expected a class without arguments, got {source.__name__}{signature(source)}; give them "
-            "defaults"
-        ) from None
+        raise ConfigError(f"{where}: {name}: expected a class without arguments, got {signature(source)}") from None
     return lambda section, voices: source()

@@ -37,10 +37,7 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         yield Fault("reward.brevity", "the source 'brevity' needs it", f"for example {example}")
     name = run.config.protocol["name"]
     if "judgement" in used and getattr(protocol, "judge", None) is None:
-        what = (
-            f"judgement scores what an agent says of results that it called for, and protocol {name!r} asks nobody for "
-            "that"
-        )
+        what = f"judgement scores what an agent says of results, and protocol {name!r} asks nobody for that"
         yield Fault("reward.sources", what, "use protocol call_return with judge: TEXT")
     if judge_of(protocol) is None and any(rule.needs_verdicts for rule in rules):
         what = "consistency pays verdicts on what was said, and nobody gives any"
@@ -74,19 +71,13 @@ def lengths(reward: RewardSection, longest: Mapping[str, int], endless: bool) ->
     short = [name for name, most in longest.items() if most < fines.min_tokens]
     if fines.too_short and short:
         most = max(longest[name] for name in short)
-        yield Fault(
-            "reward.penalties.min_tokens",
-            f"answers of fewer than {fines.min_tokens} tokens are fined, and those of {', '.join(short)} have at most "
-            f"{most}, so each of them would be",
-            f"set min_tokens to {most} or less, or allow longer answers (ppo.response_length)",
-        )
+        what = f"answers below {fines.min_tokens} tokens are fined, and all of {', '.join(short)} have {most} or less"
+        remedy = f"set min_tokens to {most} or less, or allow longer answers (ppo.response_length)"
+        yield Fault("reward.penalties.min_tokens", what, remedy)
     if "brevity" in reward.sources and reward.brevity is not None and reward.brevity.tokens <= fines.min_tokens:
-        yield Fault(
-            "reward.penalties.min_tokens",
-            f"answers of fewer than {fines.min_tokens} tokens are fined, and only shorter ones than "
-            f"{reward.brevity.tokens} earn brevity",
-            "set min_tokens well below reward.brevity.tokens, or leave one of them out",
-        )
+        what = f"answers below {fines.min_tokens} tokens are fined; brevity is below {reward.brevity.tokens}"
+        remedy = "set min_tokens well below reward.brevity.tokens, or leave one of them out"
+        yield Fault("reward.penalties.min_tokens", what, remedy)
     if fines.no_eos and endless:
         what = "answers that do not end by themselves are fined, and with ppo.stop_token: none no answer does"
         yield Fault("reward.penalties.no_eos", what, "set no_eos: 0, or ppo.stop_token: eos")
@@ -103,11 +94,9 @@ def _rules(run: ResolvedRun, rules: list[Rule], rewards: set[str]) -> Iterator[F
     """Yield the rewards and columns that rules read, and that nothing gives."""
     for entry, rule in zip(run.config.reward.rules, rules, strict=True):
         for reward in sorted(rule.reads - rewards):
-            yield Fault(
-                "reward.rules",
-                f"{entry_name(entry)} reads the reward {reward!r}, which nothing gives here, so it would always be 0",
-                f"name one of {sorted(rewards)}, or add it to reward.sources (with weight 0 it counts in rules alone)",
-            )
+            what = f"{entry_name(entry)} reads the reward {reward!r}, which nothing gives here, so it would always be 0"
+            remedy = f"name one of {sorted(rewards)}, or add it to reward.sources (weight 0 counts in rules alone)"
+            yield Fault("reward.rules", what, remedy)
         for column in sorted(rule.needs - run.protocol.records):
             name = run.config.protocol["name"]
             what = f"{entry_name(entry)} needs {column}s, but protocol {name!r} records no {column}s"
@@ -120,9 +109,7 @@ def _scoring_agents(run: ResolvedRun, used: set[str]) -> Iterator[Fault]:
     for kind in ("judge", "arena", "annotator"):
         section = getattr(run.config.reward, kind)
         if kind in used and section is None:
-            yield Fault(
-                f"reward.{kind}", f"the source {kind!r} needs it", f"for example reward.{kind}: {{agent: NAME}}"
-            )
+            yield Fault(f"reward.{kind}", f"the source {kind!r} needs it", f"such as reward.{kind}: {{agent: NAME}}")
         if section is not None and (section.agent not in run.agents or section.agent in run.speakers):
             what = f"{section.agent!r} must be one of {list(run.agents)} that does not play"
             yield Fault(f"reward.{kind}.agent", what, "add it under agents: and list the others in protocol.agents")

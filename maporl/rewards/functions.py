@@ -124,9 +124,7 @@ def with_functions(
         raise ArgumentError(f"reward_funcs: expected functions with different names, got {names}; rename one")
     shares = [1.0] * len(reward_funcs) if weights is None else [float(w) for w in weights]
     if len(shares) != len(reward_funcs):
-        raise ArgumentError(
-            f"reward_weights: expected {len(reward_funcs)} numbers, one for each of {names}, got {len(shares)}"
-        )
+        raise ArgumentError(f"reward_weights: expected {len(reward_funcs)} numbers, for {names}, got {len(shares)}")
     completion_rewards = {name: CompletionReward(function) for name, function in zip(names, reward_funcs, strict=True)}
     section = dataclasses.replace(reward, sources=dict(zip(names, shares, strict=True)))
     return section, {**(sources or {}), **completion_rewards}
@@ -141,10 +139,7 @@ def check_columns(functions: Sequence[RewardFunction], task: Task, where: str) -
     """
     columns = {name for number in range(min(len(task), _ROWS)) for name in task.columns(task[number])}
     if taken := sorted(columns & {*RESERVED, *OF_A_TEAM}):
-        raise ArgumentError(
-            f"{where}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename "
-            "it"
-        )
+        raise ArgumentError(f"{where}: the column {taken[0]!r} has the name of what a reward function gets; rename it")
     for function in functions:
         check_parameters(function, sorted({*columns, *OF_A_TEAM}))
 

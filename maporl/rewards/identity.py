@@ -62,10 +62,7 @@ class Identity:
                 f"{(before or '')[:16]}, whose scores cannot be compared with these"
             )
             if before and self.on_change == "stop":
-                raise VerifierChanged(
-                    f"{told}; serve the first one again and resume, or resume with the new one: --set "
-                    "reward.verifier.on_change=warn"
-                )
+                raise VerifierChanged(f"{told}; serve the first and resume, or --set reward.verifier.on_change=warn")
             self._known = now
         if before:
             logger.warning("%s; it goes on with the new one (reward.verifier.on_change: warn)", told)

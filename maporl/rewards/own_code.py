@@ -67,10 +67,7 @@ def _split_warnings(config: Config, task: Task) -> Iterator[Fault]:
             example = task[index]
         _must_be_example(example, f"{where}: __getitem__({index})")
         if example.id in seen:
-            raise ConfigError(
-                f"{where}: examples {seen[example.id]} and {index} have the same id {example.id!r:.60}; give each its "
-                "own"
-            )
+            raise ConfigError(f"{where}: examples {seen[example.id]} and {index} have the same id {example.id!r:.60}")
         seen[example.id] = index
         with _own_code(config, f"{where}: question of example {index}"):
             question = task.question(example)

@@ -8,8 +8,8 @@ trained on. The rules are applied from left to right, and the first one receives
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from maporl.text import check_choices
 from maporl.types import Dialogue, Utterance
+from trl_ext.ppo.options import Checked
 
 Credits = list[dict[int, float]]
 Along = Literal["utterance", "turn", "dialogue", "question"]
@@ -17,7 +17,7 @@ Along = Literal["utterance", "turn", "dialogue", "question"]
 on all dialogues of its question."""
 
 
-class Rule:
+class Rule(Checked):
     """The base class of rules. A rule is a frozen dataclass of options that can be called.
 
     A derived class says with ``along`` what its credits depend on. A branching whose rewards are final refuses rules
@@ -31,9 +31,6 @@ class Rule:
     """Whether it pays the verdicts of ``protocol.step_judge``."""
     along: ClassVar[Along] = "dialogue"
     """What the credit of an utterance depends on."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
     def at_update(self, update: int) -> "Rule":
         """Return the rule as it is in ``update``, counted from 1. By default it is this one."""

@@ -186,9 +186,7 @@ def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardS
         except RewardFailure:
             raise
         except Exception as error:
-            raise RewardFailure(
-                f"reward source {name!r} failed on task {task.name}: {told(error)}{_hint(shown)}"
-            ) from error
+            raise RewardFailure(f"reward source {name!r} failed on {task.name}: {told(error)}{_hint(shown)}") from error
         _must_fit(name, values, shown)
         for dialogue, row in zip(shown, values, strict=True):
             for utterance, value in zip(dialogue.utterances, row, strict=True):

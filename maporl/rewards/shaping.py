@@ -35,9 +35,7 @@ def share_scores(
         ValueError: the horizon or the share has no such name, or ``scores`` does not have three dimensions.
     """
     if horizon not in HORIZONS or share not in SHARES:
-        raise ValueError(
-            f"share_scores: horizon must be one of {HORIZONS} and share one of {SHARES}, got {horizon!r}, {share!r}"
-        )
+        raise ValueError(f"share_scores: horizon is one of {HORIZONS}, share of {SHARES}, got {horizon!r}, {share!r}")
     scores = np.asarray(scores, dtype=float)
     if scores.ndim != 3:
         raise ValueError(f"share_scores: expected scores [turn, agent, question], got shape {scores.shape}")

@@ -21,12 +21,9 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         yield from _ablation(run, branching.ablate)
     if not run.protocol.replayable and (branching.how != "independent" or branching.ablate is not None):
         option = "how" if branching.how != "independent" else "ablate"
-        yield Fault(
-            f"branching.{option}",
-            f"it forks dialogues, and protocol {run.protocol.label!r} may ask something else when it is played again",
-            f"{'set how: independent' if option == 'how' else 'remove ablate'}, or set protocol.replays: true if it "
-            "asks the same in the same order when it is told the same",
-        )
+        what = f"it forks dialogues, and protocol {run.protocol.label!r} may ask something else when it is played again"
+        instead = "set how: independent" if option == "how" else "remove ablate"
+        yield Fault(f"branching.{option}", what, f"{instead}, or set protocol.replays: true if it asks the same again")
     if branching.resample and branching.most < 2:
         what = "one dialogue per question has no reward variance"
         yield Fault("branching.resample", what, "set group above 1")
@@ -58,20 +55,14 @@ def _ablation(run: ResolvedRun, ablate: AblateSection) -> Iterator[Fault]:
         if agent not in run.speakers:
             yield Fault(f"{key}: who", f"{agent!r} does not play", f"name some of {list(run.speakers)}")
     if ablate.placeholder is None and not can_decline(run.protocol):
-        what = (
-            f"protocol {run.protocol.label!r} has no agents that decline, so something must stand in the place of what "
-            "is left out"
-        )
+        what = f"in {run.protocol.label!r} no agent declines, so something must stand in place of what is left out"
         yield Fault(key, what, "set placeholder, such as (nothing)")
     if config.environments:
         name = next(iter(config.environments))
         what = f"a dialogue cannot be played again in environments ({name!r}), whose steps were taken"
         yield Fault(key, what, "remove ablate, or the environments")
     if BRANCHINGS[config.branching.how].final:
-        what = (
-            f"{config.branching.how} credits utterances when they are said, but a contribution is known at the end of "
-            "a dialogue"
-        )
+        what = f"{config.branching.how} credits words when they are said; a contribution is known at the end"
         yield Fault(key, what, "use how: independent, fork_first or fork_every")
     read = {name for rule in build_rules(config.reward.rules) for name in rule.reads}
     if not read & contributions(ablate):
@@ -88,12 +79,8 @@ def _unit_scores(run: ResolvedRun) -> Iterator[Fault]:
     scores = {"right": math.fsum(weights.values()), "wrong, in the expected form": weights.get("format", 0.0)}
     for what, score in scores.items():
         if exceeds(score, 1.0) or exceeds(0.0, score):
-            yield Fault(
-                "branching.posterior",
-                f"beta is for scores from 0 to 1, and an answer that is {what} would score {score:g} by reward.sources "
-                f"{weights}",
-                "set branching.posterior: gaussian, or other weights",
-            )
+            said = f"beta is for scores from 0 to 1, and an answer that is {what} scores {score:g} by {weights}"
+            yield Fault("branching.posterior", said, "set branching.posterior: gaussian, or other weights")
 
 
 def _tools(run: ResolvedRun) -> Iterator[Fault]:
@@ -107,10 +94,7 @@ def _tools(run: ResolvedRun) -> Iterator[Fault]:
         return
     how = config.branching.how
     if BRANCHINGS[how].judges:
-        what = (
-            f"{how} compares what agents say right after they said it, but {callers[0]!r} makes turns that go on after "
-            "calls of tools"
-        )
+        what = f"{how} compares what agents say at once, and turns of {callers[0]!r} go on after calls of tools"
         yield Fault("branching.how", what, "use how: independent, or let the protocol call the tools")
     if config.branching.joint == "cross":
         what = "cross combines answers that were given in different worlds"

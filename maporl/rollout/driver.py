@@ -338,10 +338,7 @@ class RolloutDriver:
         """Check that ``move`` names a speaker, and some of the ``utterances`` that were said."""
         said = len(utterances)
         if move.agent not in self.specs:
-            raise ConfigError(
-                f"the protocol asks agent {move.agent!r} but agents are {list(self.specs)}; add it to the team or mend "
-                "the protocol"
-            )
+            raise ConfigError(f"the protocol asks agent {move.agent!r} but agents are {list(self.specs)}; mend it")
         if isinstance(move, Act):
             if move.of not in range(said):
                 raise ConfigError(

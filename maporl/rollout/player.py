@@ -369,10 +369,7 @@ class Player:
             ConfigError: the player was built without these weights.
         """
         if self.untrained is None:
-            raise ConfigError(
-                "reward.sources: nll asks the weights before training, and this player was built without them "
-                "(untrained)"
-            )
+            raise ConfigError("reward.sources: nll asks the weights before training, and this player has no untrained")
         return self.untrained.nll(utterances)
 
     def _with_people(self, specs: Mapping[str, SpeakerSpec]) -> dict[str, SpeakerSpec]:

@@ -47,10 +47,7 @@ class RequestBuilder:
         for offset, ask in enumerate(episode.asks):
             spec = self.specs[ask.agent]
             if not ask.fresh and ask.agent in speaking:
-                raise ConfigError(
-                    f"the protocol asks agent {ask.agent!r} twice in one step, so its conversation would fork; ask it "
-                    "in two steps, or with fresh=True"
-                )
+                raise ConfigError(f"the protocol asks agent {ask.agent!r} twice in one step; let it use fresh=True")
             speaking |= set() if ask.fresh else {ask.agent}
             form = spec.form_of(ask)
             if ask.continues is None:
@@ -211,8 +208,5 @@ def _next_turn(episode: Episode, ask: Ask) -> int:
     if ask.turn is None:
         return least
     if ask.turn < least:
-        raise ConfigError(
-            f"the protocol asks agent {ask.agent!r} for turn={ask.turn}, but its next turn is {least} or later, "
-            "counted from 0; leave out turn, or let it rise"
-        )
+        raise ConfigError(f"the protocol asks agent {ask.agent!r} for turn={ask.turn}, below {least}; leave turn out")
     return ask.turn

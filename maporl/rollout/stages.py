@@ -45,10 +45,7 @@ def choose(branches: list[Episode], how: str, keep: int, rng: random.Random) -> 
             shuffled = [shuffled.pop(0 if number % 2 == 0 else -1) for number in range(len(shuffled))]
         return [[(episode, episode.sent[-1][0])] for episode in shuffled[:keep]]
     if how != "random":
-        raise ConfigError(
-            f"branching.choose: {how} looks at single outputs, but {speakers} agents speak at once here; use random or "
-            "frequent"
-        )
+        raise ConfigError(f"branching.choose: {how} needs one speaker, and {speakers} speak; use random or frequent")
     picked = (dict(zip(_by_name(going), rng.choices(going, k=speakers), strict=True)) for _ in range(keep))
     return [[(said[s], said[s].sent[-1][s]) for s in range(speakers)] for said in picked]
 

@@ -142,12 +142,9 @@ def _tokens(tools: AgentTools, tokenizer: Tokenizer) -> int:
 def _forks(how: str, name: str, forks: str) -> Iterator[Fault]:
     """Yield why the branching ``how`` cannot fork dialogues in the environment ``name``."""
     if how in LATER and forks == "no":
-        yield Fault(
-            "branching.how",
-            f"{how} forks dialogues, and environment {name!r} can be neither copied nor replayed",
-            "use how: independent or fork_first, or, if reset(seed) decides everything in it, set "
-            f"environments.{name}.forks: replay",
-        )
+        what = f"{how} forks dialogues, and environment {name!r} can be neither copied nor replayed"
+        replay = f"environments.{name}.forks: replay if reset(seed) decides everything in it"
+        yield Fault("branching.how", what, f"use how: independent or fork_first, or set {replay}")
     if how == "fork_random" and forks == "copy":
         what = f"fork_random forks dialogues at earlier steps, and a copy of environment {name!r} is as it is now"
         remedy = f"set environments.{name}.forks: replay if reset(seed) decides everything in it, or use fork_every"

@@ -216,9 +216,7 @@ def load_checkpoint_weights(policies: Mapping[str, Policy], checkpoint: Path) ->
             if not folder.is_dir():
                 saved = list_checkpoints(checkpoint)
                 hint = f", such as {saved[-1]}, because the run has not ended" if saved else ""
-                raise CheckpointError(
-                    f"{checkpoint}: no folder for policy {policy.name!r}; expected a checkpoint-N or final folder{hint}"
-                )
+                raise CheckpointError(f"{checkpoint}: no folder for policy {policy.name!r}; give a checkpoint-N{hint}")
             policy.load(folder)
         elif has_weights(initial := below(checkpoint.parent / INITIAL, policy.name)):
             policy.load(initial)

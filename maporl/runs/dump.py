@@ -26,9 +26,7 @@ def dump(folder: Path, patience: float = PATIENCE) -> Path:
         RunError: the run is missing, does not run, runs on another machine or as another user, or does not answer.
     """
     if not folder.is_dir():
-        raise RunError(
-            f"{folder}: {'is a file' if folder.exists() else 'no such folder'}; give the output_dir of a run"
-        )
+        raise RunError(f"{folder}: {'is a file' if folder.exists() else 'no such folder'}; give a run's output_dir")
     owner = read_owner(folder)
     if not owner:
         raise RunError(f"{folder}: nothing runs here; give the output_dir of a run that has not ended")

@@ -48,9 +48,7 @@ def shown_tools(config: Config, agent: str) -> list[str]:
     refuse(offered.faults())
     world, tools = offered.world, offered.may_call
     if agent not in tools:
-        raise ConfigError(
-            f"--agent: {agent} may call nothing; list tools under agents.{agent}.tools, or name one of {sorted(tools)}"
-        )
+        raise ConfigError(f"--agent: {agent} may call nothing; set agents.{agent}.tools, or name {sorted(tools)}")
     players = Players(silence)
     sections = {name: config.agents[name] for name in playing}
     specs = {
@@ -64,9 +62,7 @@ def shown_tools(config: Config, agent: str) -> list[str]:
         world.close()
     request = next((request for request in players.requests if request.ask.agent == agent), None)
     if request is None:
-        raise ConfigError(
-            f"--agent: {agent} is asked nothing in a dialogue on the first question in which all are silent"
-        )
+        raise ConfigError(f"--agent: {agent} is asked nothing in a dialogue on the first question where all are silent")
     summary = next(line for line in offered.lines() if line.startswith(f"tools: {agent} may call "))
     granted = tools[agent]
     signatures = [part for tool in granted.format.tools.values() for part in _wrapped(tool.line(), "  ")]

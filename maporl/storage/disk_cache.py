@@ -36,9 +36,7 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("MAPORL_CACHE") or Path.home() / ".cache" / "maporl")
     except RuntimeError as error:
-        raise CacheUnusable(
-            f"the cache has no folder ({error}); set MAPORL_CACHE to one that can be written to"
-        ) from None
+        raise CacheUnusable(f"the cache has no folder ({error}); set MAPORL_CACHE to one that can be written") from None
 
 
 class DiskCache:

@@ -8,6 +8,7 @@ from typing import Any
 
 from maporl.errors import UserError
 from maporl.types import Dialogue, to_record
+from trl_ext.errors import retold
 from trl_ext.files.jsonl import whole_lines
 from trl_ext.files.lock import holds_something
 from trl_ext.files.manifest import DATA
@@ -112,10 +113,7 @@ class RunFolder:
             RunExists: it holds records that this run did not write.
         """
         if not self._checked and distributed.is_main() and (self.metrics.exists() or self.dialogues.exists()):
-            raise RunExists(
-                f"{self.path}: holds another run, and nothing is overwritten; go on with it (--resume, or "
-                "train(resume_from_checkpoint=True)), or choose another output_dir"
-            )
+            raise RunExists(f"{self.path}: holds another run; --resume goes on with it, or choose another output_dir")
         self._checked = True
 
     def add_metrics(self, step: int, values: dict[str, Any]) -> None:
@@ -174,8 +172,7 @@ class RunFolder:
         if not distributed.is_main():
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(line + "\n" for line in lines)
-        except OSError as error:  # the error of a write does not name the file
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        # the error of a write does not name the file
+        named = retold(OSError, lambda error: OSError(error.errno, error.strerror, str(path)), cause=True)
+        with named, path.open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)

@@ -5,9 +5,10 @@ from functools import cached_property
 from typing import Literal
 
 from maporl.grading import grade_label
-from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples, text_of
+from maporl.tasks.base import ReadTask, is_file, read_examples, source_of, text_of
+from maporl.text import asked_with
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import Positive, option
+from trl_ext.ppo.options import Positive, must_be_different, option
 
 LABELS = ("entailment", "neutral", "contradiction")
 
@@ -32,20 +33,16 @@ class ANLI(ReadTask):
         3, "The round: 1, 2 or 3, a list of them, or all."
     )
     limit: Positive | None = option(None, "Take the first rows of each round only, so many.")
-    instruction: str = option(
+    instruction: str = asked_with(
         "{question}\n\nDoes the premise entail the hypothesis (entailment), contradict it (contradiction), or neither "
-        "(neutral)? Reason briefly, then end with one line: Answer: <entailment, neutral or contradiction>",
-        "How agents are asked, with {question}.",
+        "(neutral)? Reason briefly, then end with one line: Answer: <entailment, neutral or contradiction>"
     )
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def __post_init__(self):
         super().__post_init__()
-        if not self._rounds or len(set(self._rounds)) != len(self._rounds):
-            raise ValueError(
-                f"round: expected each of 1, 2 and 3 at most once and at least one of them, got {self.round}"
-            )
+        must_be_different("round", self._rounds)
 
     @property
     def _rounds(self) -> tuple[int, ...]:
@@ -55,9 +52,7 @@ class ANLI(ReadTask):
 
     @cached_property
     def _examples(self) -> list[Example]:
-        if self.split == "eval" and self.eval_source is None and is_file(self.source):
-            raise TaskError(f"anli: {self.source} is one file and has no test split; set task.eval_source")
-        source, part = (self.source, "train") if self.split == "train" else (self.eval_source or self.source, "test")
+        source, part = source_of(self), "train" if self.split == "train" else "test"
         # nothing tells which rounds a file without {round} in its name holds: it is read once
         rounds = self._rounds if "{round}" in source or not is_file(source) else self._rounds[:1]
         return [

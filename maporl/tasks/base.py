@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 
 from maporl.errors import UserError
 from maporl.grading import LONGEST_LABEL
-from maporl.text import BOM, check_choices, encoding_of, read_users_text, well_formed
+from maporl.text import BOM, encoding_of, read_users_text, well_formed
 from maporl.types import Example, Grade, Message
-from trl_ext.ppo.options import Positive
+from trl_ext.errors import retold
+from trl_ext.ppo.options import Checked, Positive
 from trl_ext.process import hub
 
 
@@ -25,7 +26,7 @@ class TaskError(UserError, ValueError):
     exit_status = 2
 
 
-class Task(ABC):
+class Task(Checked, ABC):
     """Questions with labels, how to ask them, and how to grade an answer.
 
     A task is a sequence of :class:`Example`. It is a frozen dataclass whose fields are its options, and it knows its
@@ -45,9 +46,6 @@ class Task(ABC):
     """Whether answers can be right or wrong. If not, evaluations measure rewards in place of accuracy."""
     labels_graded: ClassVar[int] = 4
     """How many labels of a split are graded before a run, to count those that cannot be read. Grading may be slow."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -143,11 +141,6 @@ class ReadTask(Task):
     @abstractmethod
     def _examples(self) -> Sequence[Example]: ...
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if "{question}" not in self.instruction:
-            raise ValueError("instruction: expected the text to contain {question}")
-
     def __len__(self) -> int:
         return len(self._examples)
 
@@ -207,9 +200,7 @@ def examples_of(
         for part in texts:
             if not texts[part].strip():
                 has = "" if part in row else f"; its columns are {', '.join(map(str, row))}"
-                raise TaskError(
-                    f"{source}: row {number + 1} ({example.id}) has no {part}{has}; remove the row or fill it in"
-                )
+                raise TaskError(f"{source}: row {number + 1} ({example.id}) has no {part}{has}; remove or fill it")
         if len(example.answer) > LONGEST_LABEL:
             raise TaskError(
                 f"{source}: row {number + 1} ({example.id:.100}) has an answer of {len(example.answer)} characters; "
@@ -289,9 +280,7 @@ def check_columns(row: Mapping[str, Any], source: str, columns: Mapping[str, str
         remedies.append(f"task.{option}: {near[0] if near else f'the one with the {what}s'}")
     if lacking:
         has = ", ".join(names)[:300] or "none"
-        raise TaskError(
-            f"{source}: no column {' and no column '.join(lacking)}; it has {has}: set {' and '.join(remedies)}"
-        )
+        raise TaskError(f"{source}: no column {' and '.join(lacking)}; it has {has}: set {' and '.join(remedies)}")
 
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
@@ -301,6 +290,18 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 def is_file(source: str) -> bool:
     """Whether ``source`` is the path of a file, and not the name of a data set on the hub."""
     return source.lower().endswith(FILES) or Path(source).is_file()
+
+
+def source_of(task: Any) -> str:
+    """Return what a split of a task is read from: ``source``, or in evaluations ``eval_source``, if it is given.
+
+    Raises:
+        TaskError: an evaluation has no ``eval_source``, and its ``source`` is one file, which has no other split.
+    """
+    if task.split == "eval" and task.eval_source is None and is_file(task.source):
+        no = f"{task.source} is one file and has no test split"
+        raise TaskError(f"{no}; set task.eval_source, or evaluation.questions to 0")
+    return task.source if task.split == "train" else task.eval_source or task.source
 
 
 def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
@@ -388,9 +389,7 @@ def read_text(path: Path, as_is: bool = False) -> str:
     if not path.exists():
         raise TaskError(_missing(path))
     if path.is_dir():
-        raise TaskError(
-            f"{path.absolute()}: expected a file, got a folder; give a file in it, or a pattern if several count"
-        )
+        raise TaskError(f"{path.absolute()}: expected a file, got a folder; give a file in it, or a pattern")
     try:
         content = read_users_text(path, as_is)
     except OSError as error:
@@ -408,10 +407,7 @@ def _refuse_binary(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(4096)
     if start.startswith(b"%PDF-") or (b"\0" in start and encoding_of(start) == "utf-8"):
-        raise TaskError(
-            f"{path}: expected a text, got a binary file that begins with {start[:8]!r}; write its text into a .txt "
-            "file, and name that"
-        )
+        raise TaskError(f"{path}: expected a text, got a binary file that begins with {start[:8]!r}; give a .txt file")
 
 
 def _missing(path: Path) -> str:
@@ -426,10 +422,8 @@ def _missing(path: Path) -> str:
 
 
 def _json(text: str, where: str) -> Any:
-    try:
+    with retold((ValueError, RecursionError), lambda error: TaskError(f"{where}: cannot be read as JSON: {error}")):
         return json.loads(text, parse_float=_Written, object_pairs_hook=_fields)
-    except (ValueError, RecursionError) as error:
-        raise TaskError(f"{where}: cannot be read as JSON: {error}") from None
 
 
 def _row(value: Any, where: str, halves: bool) -> dict[str, Any]:

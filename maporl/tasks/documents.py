@@ -57,10 +57,7 @@ class Documents(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.asked.mixed or not (self.asked.labelled and self.asked.has_questions):
-            raise ValueError(
-                f"questions: {self.questions.get('name')!r} cannot grade an answer to a question of a document; name a "
-                "task with labels, such as hotpotqa or gsm8k"
-            )
+            raise ValueError(f"questions: expected a task with labels, as gsm8k, got {self.questions.get('name')!r}")
 
     @cached_property
     def asked(self) -> Task:
@@ -191,7 +188,5 @@ def _text_of(row: dict[str, Any], column: str, number: int, source: str) -> str:
     where = f"documents: {source}: row {number + 1}"
     if column in row:
         what = "null" if text is None else type(text).__name__
-        raise TaskError(
-            f"{where}: expected a text in the column {column!r}, got {what}; remove the row, or set task.column"
-        )
+        raise TaskError(f"{where}: expected a text in the column {column!r}, got {what}; remove it, or set task.column")
     raise TaskError(f"{where} has no text in the column {column!r}, but {sorted(row)}; set task.column")

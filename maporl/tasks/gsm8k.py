@@ -7,7 +7,8 @@ from typing import Literal
 
 from maporl.grading import grade_mathematics, label_of
 from maporl.grading import number as number_of
-from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples, text_of
+from maporl.tasks.base import ReadTask, meta_of, read_examples, source_of, text_of
+from maporl.text import asked_with
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, option
 
@@ -25,29 +26,16 @@ class GSM8K(ReadTask):
         None, "What evaluations ask, in the same form. Default: the test split of the data set on the hub."
     )
     limit: Positive | None = option(None, "Take the first rows only, so many.")
-    instruction: str = option(
-        "{question}\n\nReason briefly, then end with one line: Answer: <number>",
-        "How agents are asked, with {question}.",
-    )
+    instruction: str = asked_with("{question}\n\nReason briefly, then end with one line: Answer: <number>")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     @cached_property
     def _examples(self) -> list[Example]:
-        if self.split == "train":
-            examples = self._read(self.source, "train")
-        else:
-            examples = self._read(self._eval_source(), "test")
-        return examples[: self.limit]
-
-    def _read(self, source: str, split: str) -> list[Example]:
         columns = {"question_column": self.question_column, "answer_column": self.answer_column}
-        return read_examples(source, split, partial(_example, self.question_column, self.answer_column), columns)
-
-    def _eval_source(self) -> str:
-        if self.eval_source is None and is_file(self.source):
-            raise TaskError(f"gsm8k: {self.source} is one file and has no test split; set task.eval_source")
-        return self.eval_source or self.source
+        read = partial(_example, self.question_column, self.answer_column)
+        split = "train" if self.split == "train" else "test"
+        return read_examples(source_of(self), split, read, columns)[: self.limit]
 
     answer_form = "Answer: <number>"
 
@@ -70,8 +58,6 @@ def _example(of_question: str, of_answer: str, row: dict, number: int) -> Exampl
     except ValueError as error:
         raise ValueError(f"({name:.100}) has {error}; put the number after #### or into \\boxed{{}}") from None
     if "," in label and number_of(label) is None:
-        raise ValueError(
-            f"({name:.100}) has the answer {label!r:.100}, which is not one number; write 1,234.5 or 1234.5"
-        )
+        raise ValueError(f"({name:.100}) has the answer {label!r:.100}, which is no number; write 1,234.5 or 1234.5")
     solution = worked if worked is not None else meta_of(row).get("solution", "")
     return Example(name, question, label, {"solution": solution})

@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 from maporl.environments.search import passages_of
 from maporl.grading.spans import grade_span
-from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples
+from maporl.tasks.base import ReadTask, meta_of, read_examples, source_of
+from maporl.text import asked_with
 from maporl.types import Example, Grade
+from trl_ext.errors import retold
 from trl_ext.ppo.options import Positive, option
 
 
@@ -28,10 +30,7 @@ class HotpotQA(ReadTask):
         None, "What evaluations ask, in the same form. Default: the validation split of the data set on the hub."
     )
     limit: Positive | None = option(None, "Take the first rows only, so many.")
-    instruction: str = option(
-        "{question}\n\nReason briefly, then end with one line: Answer: <a few words>",
-        "How agents are asked, with {question}.",
-    )
+    instruction: str = asked_with("{question}\n\nReason briefly, then end with one line: Answer: <a few words>")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
@@ -40,11 +39,8 @@ class HotpotQA(ReadTask):
 
     @cached_property
     def _examples(self) -> list[Example]:
-        if self.split == "train":
-            return read_examples(self.source, "train", _example)[: self.limit]
-        if self.eval_source is None and is_file(self.source):
-            raise TaskError(f"hotpotqa: {self.source} is one file and has no test split; set task.eval_source")
-        return read_examples(self.eval_source or self.source, "validation", _example)[: self.limit]
+        split = "train" if self.split == "train" else "validation"
+        return read_examples(source_of(self), split, _example)[: self.limit]
 
     def grade(self, example: Example, text: str) -> Grade:
         return grade_span(text, example.answer)
@@ -59,14 +55,9 @@ def _example(row: dict[str, Any], number: int) -> Example:
         None,
     )
     if paragraphs is None:
-        raise ValueError(
-            f"({name}) has no paragraphs, and without them a search cannot find its answer; take the configuration "
-            "hotpotqa/hotpot_qa:distractor, or a file with paragraphs"
-        )
-    try:
+        raise ValueError(f"({name}) has no paragraphs to search; take hotpotqa/hotpot_qa:distractor, or another file")
+    with retold((ValueError, TypeError), lambda error: ValueError(f"({name}): paragraphs: {error}")):
         passages = passages_of(paragraphs)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"({name}): paragraphs: {error}") from None
     meta |= {key: row[key] for key in ("type", "level") if row.get(key) is not None}
     facts = row.get("supporting_facts")
     if isinstance(facts, dict) and isinstance(facts.get("title"), list):

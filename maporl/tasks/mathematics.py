@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from maporl.grading import label_of
 from maporl.grading.benchmarks import grade_benchmark
-from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples, text_of
-from maporl.text import check_pattern, matches
+from maporl.tasks.base import ReadTask, TaskError, meta_of, read_examples, source_of, text_of
+from maporl.text import asked_with, matches, pattern_option
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, option
 
@@ -70,7 +70,7 @@ class Mathematics(ReadTask):
     answer_column: str = option("answer", "The column of the answers.")
     eval_question_column: str | None = option(None, "That of the questions of evaluations. Default: the same.")
     eval_answer_column: str | None = option(None, "That of their answers. Default: the same.")
-    remove: str | None = option(
+    remove: str | None = pattern_option(
         None, "What this regular expression finds in a question is taken out, such as a data set's own instruction."
     )
     train_split: str = option("train", "The split of the data set that is trained on.")
@@ -82,32 +82,20 @@ class Mathematics(ReadTask):
     )
     level_column: str = option("level", "The column of the difficulty.")
     limit: Positive | None = option(None, "Take the first rows only, so many.")
-    instruction: str = option(
-        "{question}\n\nReason step by step, and put your final answer within \\boxed{}.",
-        "How agents are asked, with {question}.",
-    )
+    instruction: str = asked_with("{question}\n\nReason step by step, and put your final answer within \\boxed{}.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     answer_form = r"\boxed{<final answer>}"
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.remove is not None:
-            check_pattern("remove", self.remove)
-
     @cached_property
     def _examples(self) -> list[Example]:
-        if self.split == "train":
-            examples = read_examples(self.source, self.train_split, self._example, self._columns())
-            examples = [example for example in examples if not self.levels or example.meta.get("level") in self.levels]
+        split = self.train_split if self.split == "train" else self.eval_split
+        examples = read_examples(source_of(self), split, self._example, self._columns())
+        if self.split == "train" and self.levels:
+            examples = [example for example in examples if example.meta.get("level") in self.levels]
             if not examples:
                 raise TaskError(f"math: {self.source} has no row of the levels {list(self.levels)}; change task.levels")
-        else:
-            if self.eval_source is None and is_file(self.source):
-                raise TaskError(f"math: {self.source} is one file and has no test split; set task.eval_source")
-            source = self.eval_source or self.source
-            examples = read_examples(source, self.eval_split, self._example, self._columns())
         return examples[: self.limit]
 
     def _example(self, row: dict[str, Any], number: int) -> Example:
@@ -116,10 +104,7 @@ class Mathematics(ReadTask):
         try:
             answer, worked = label_of(given)
         except ValueError as error:
-            raise ValueError(
-                f"({name:.100}) has {error}; name the column with the final answers in task.answer_column, or put each "
-                "final answer into \\boxed{}"
-            ) from None
+            raise ValueError(f"({name:.100}) has {error}; name task.answer_column, or put it into \\boxed") from None
         no = (None, "", "False", "false")  # texts in CSV files
         meta = meta_of(row) or {k: row[k] for k in ("is_multiple_answer", "error") if row.get(k) not in no}
         if worked is not None:

@@ -47,9 +47,7 @@ class Mixture(Lessons, Task):
                 raise ValueError(f"tasks.{name}: it {what}; name a task with questions")
         without = [name for name, task in self.parts.items() if not task.labelled]
         if without and len(without) < len(self.parts):
-            raise ValueError(
-                f"tasks.{without[0]}: its questions have no labels, and those of others have; mix like with like"
-            )
+            raise ValueError(f"tasks.{without[0]}: its questions have no labels, others do; mix like with like")
 
     @cached_property
     def parts(self) -> dict[str, Task]:

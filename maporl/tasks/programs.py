@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maporl.sandbox.pool import shared_pool
 from maporl.sandbox.triplets import same
-from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, is_file, meta_of, read_rows, text_of
+from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, meta_of, read_rows, source_of, text_of
 from maporl.tasks.lessons import Lessons
-from maporl.text import code_of
+from maporl.text import asked_with, code_of
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, option
 
@@ -229,18 +229,12 @@ class MBPP(Programs):
         False, "Take rows whose tests can only run in the process of the program, where it can read them."
     )
     weak_tests: bool = option(False, "Train on rows with weak tests, which a program that computes nothing passes.")
-    instruction: str = option(
-        "{question}\n\nWrite the whole function between ```python and ```.", "How agents are asked, with {question}."
-    )
+    instruction: str = asked_with("{question}\n\nWrite the whole function between ```python and ```.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def _rows(self) -> Sequence[dict[str, Any]]:
-        if self.split == "train":
-            return _first(read_rows(self.source, "train"), self.limit)
-        if self.eval_source is None and is_file(self.source):
-            raise TaskError(f"mbpp: {self.source} is one file and has no test split; set task.eval_source")
-        return _first(read_rows(self.eval_source or self.source, "test"), self.limit)
+        return _first(read_rows(source_of(self), "train" if self.split == "train" else "test"), self.limit)
 
     @staticmethod
     def _example(row: dict[str, Any], number: int) -> Example:
@@ -286,9 +280,8 @@ class HumanEval(Programs):
         False, "Take rows whose tests can only run in the process of the program, where it can read them."
     )
     weak_tests: bool = option(False, "Train on rows with weak tests, which a program that computes nothing passes.")
-    instruction: str = option(
-        "{question}\n\nWrite the whole function, with what it imports, between ```python and ```.",
-        "How agents are asked, with {question}.",
+    instruction: str = asked_with(
+        "{question}\n\nWrite the whole function, with what it imports, between ```python and ```."
     )
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
@@ -296,10 +289,7 @@ class HumanEval(Programs):
     def _rows(self) -> Sequence[dict[str, Any]]:
         rows = _first(read_rows(self.source, "test"), None)
         if len(rows) <= self.held_out:
-            raise TaskError(
-                f"humaneval: {self.source} has {len(rows)} rows, and held_out={self.held_out} leaves none to train on; "
-                "lower task.held_out"
-            )
+            raise TaskError(f"humaneval: {self.source}: {len(rows)} rows, all held_out={self.held_out}; lower it")
         return _first(rows[: -self.held_out] if self.split == "train" else rows[-self.held_out :], self.limit)
 
     @staticmethod

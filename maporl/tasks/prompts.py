@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from maporl.tasks.base import Task, TaskError, check_columns, is_file, read_rows
+from maporl.tasks.base import Task, TaskError, check_columns, read_rows, source_of
 from maporl.types import Example, Grade, Message, message_fault
 from trl_ext.ppo.options import Positive, option
 
@@ -100,14 +100,8 @@ class PromptDataset(_PromptRows):
         Raises:
             TaskError: they cannot be read.
         """
-        held_out = self.split == "eval"
-        if held_out and self.eval_source is None and is_file(self.source):
-            raise TaskError(
-                f"prompts: {self.source} is one file and has no test split; set task.eval_source, or "
-                "evaluation.questions to 0"
-            )
-        source = self.eval_source or self.source if held_out else self.source
-        rows = read_rows(source, "test" if held_out and self.eval_source is None else "train")
+        source = source_of(self)
+        rows = read_rows(source, "test" if self.split == "eval" and self.eval_source is None else "train")
         if len(rows):
             check_columns(rows[0], source, {"prompt_column": self.prompt_column})
         some = [rows[number] for number in range(min(len(rows), self.limit or len(rows)))]
@@ -163,6 +157,4 @@ def _check(row: Any, number: int) -> None:
     if (why := message_fault(prompt)) is not None:
         raise TaskError(f"{where}: its prompt cannot be read: {why}")
     if prompt[-1]["role"] != "user":
-        raise TaskError(
-            f"{where}: the last message must be the user's, because an agent answers it, got {prompt[-1]['role']!r}"
-        )
+        raise TaskError(f"{where}: the last message must be the user's, to be answered, got {prompt[-1]['role']!r}")

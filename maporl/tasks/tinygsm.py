@@ -15,6 +15,7 @@ from annotated_types import Ge, Lt
 from maporl.grading import grade_mathematics
 from maporl.sandbox.repeatable import repeatable
 from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_rows
+from maporl.text import asked_with
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, option
 
@@ -61,10 +62,7 @@ class TinyGSM(ReadTask):
         "The largest share of rows that may be dropped. Language models wrote the programs, and about a quarter of "
         "them give fractions. If more than half of the rows are dropped, they are probably not TinyGSM's.",
     )
-    instruction: str = option(
-        "{question}\n\nReason briefly, then end with one line: Answer: <number>",
-        "How agents are asked, with {question}.",
-    )
+    instruction: str = asked_with("{question}\n\nReason briefly, then end with one line: Answer: <number>")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
@@ -108,10 +106,7 @@ class TinyGSM(ReadTask):
             wanted = None if self.limit is None else self.limit + self.held_out
             rows = list(enumerate(_read(self.source, wanted)))
             if len(rows) <= self.held_out:
-                raise TaskError(
-                    f"tinygsm: {self.source} has {len(rows)} rows, and held_out={self.held_out} leaves none to train "
-                    "on; lower task.held_out or set task.eval_source"
-                )
+                raise TaskError(f"tinygsm: {self.source}: {len(rows)} rows, held_out={self.held_out}; lower held_out")
             training, held_out = rows[: -self.held_out], rows[-self.held_out :]
         if self.split == "train":
             return training, set()

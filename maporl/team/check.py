@@ -28,19 +28,16 @@ def _critic(name: str, agent: AgentSection, config: Config) -> Iterator[Fault]:
     if kind == "central":
         yield from _central_critic(name, agent, key, config)
     if kind in ("head", "none") and freezes != "none":
-        what = f"{freezes} is for critics with a trunk of their own, and agents.{name} has {kind!r}"
-        key_of_freeze = place_of(name, "critic_freeze", config)
-        yield Fault(key_of_freeze, what, "use critic: model, adapter or central, or remove it")
+        what = f"{freezes} is for critics with a trunk of their own; agents.{name} has {kind!r}"
+        freeze = place_of(name, "critic_freeze", config)
+        yield Fault(freeze, what, "use critic: model, adapter or central, or remove it")
     if kind != "adapter":
         return
     if agent.lora is None and agent.adapter is None:
         what = f"'adapter' needs a LoRA, and agents.{name} has none"
         yield Fault(key, what, "add lora: {} to it or use critic: head")
     if config.training.gradient_checkpointing:
-        what = (
-            "'adapter' excludes training.gradient_checkpointing, which would recompute activations under the wrong "
-            "adapter"
-        )
+        what = "'adapter' excludes training.gradient_checkpointing, which would compute by the wrong adapter"
         yield Fault(key, what, "use critic: head or set training.gradient_checkpointing: false")
 
 
@@ -64,19 +61,12 @@ def _central_critic(name: str, agent: AgentSection, key: str, config: Config) ->
             both = config.of(name), config.of(other)
             mine, theirs = ((vars(own.training) | vars(own.ppo))[what] for own in both)
             if mine != theirs:
-                yield Fault(
-                    key,
-                    f"'central' is one critic, but {name!r} and {other!r} differ in {what}: {mine!r} and {theirs!r}",
-                    "give them the same, or use critic: head",
-                )
+                told = f"'central' is one critic, but {name!r} and {other!r} differ in {what}: {mine!r} and {theirs!r}"
+                yield Fault(key, told, "give them the same, or use critic: head")
         for what in ("model", "tiny", "tokenizer"):
             if getattr(agent, what) != getattr(section, what):
-                yield Fault(
-                    key,
-                    f"'central' is one critic for agents that read the same tokens, but {name!r} and {other!r} differ "
-                    f"in {what}",
-                    "give them the same, or use critic: head",
-                )
+                told = f"'central' is for agents that read the same tokens, but {name!r} and {other!r} differ in {what}"
+                yield Fault(key, told, "give them the same, or use critic: head")
 
 
 def _untrained_weights(config: Config) -> Iterator[Fault]:
@@ -86,10 +76,7 @@ def _untrained_weights(config: Config) -> Iterator[Fault]:
     for name, agent in config.agents.items() if asked else ():
         kept = agent.lora is not None or agent.adapter is not None or config.of(name).ppo.kl_coef != 0
         if agent.weights and agent.trainable and not kept:
-            what = (
-                f"{value} asks the weights before training, but agents.{name} trains all its weights and keeps no "
-                "reference at ppo.kl_coef 0"
-            )
+            what = f"{value} asks the weights before training, and agents.{name} keeps none at ppo.kl_coef 0"
             yield Fault(key, what, "give it a lora, set ppo.kl_coef above 0, or remove that option")
 
 

@@ -42,12 +42,9 @@ def _shared_weights(config: Config) -> Iterator[Fault]:
             for what in same:
                 mine, first = getattr(config.agents[name], what), getattr(config.agents[names[0]], what)
                 if mine != first:
-                    yield Fault(
-                        key,
-                        f"{names[0]!r} and {name!r} must speak with the same weights but differ in {what}: "
-                        f"{first!r:.60} and {mine!r:.60}",
-                        "give them the same, or leave one of them out",
-                    )
+                    other = f"differ in {what}: {first!r:.60} and {mine!r:.60}"
+                    told = f"{names[0]!r} and {name!r} must speak with the same weights but {other}"
+                    yield Fault(key, told, "give them the same, or leave one of them out")
 
 
 def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:
@@ -56,10 +53,7 @@ def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:
     for name in [] if schedule.round_robin is None else schedule.round_robin.agents or run.speakers:
         agent = config.agents[name]
         if not agent.trainable or not agent.weights:
-            what = (
-                f"agent {name!r} should be trained in its turn, but it is frozen (trainable: false, or an engine "
-                "without weights)"
-            )
+            what = f"agent {name!r} should be trained in its turn, but it is frozen, or its engine has no weights"
             yield Fault("schedule.round_robin", what, "list the trainable agents in schedule.round_robin.agents")
     algorithms = {name: config.of(name) for name in run.learners}
     lacking = {n for n, c in algorithms.items() if c.advantage.baseline != "critic" or c.training.critic == "none"}

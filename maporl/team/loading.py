@@ -31,6 +31,7 @@ from maporl.team.devices import own_device, split
 from maporl.text import read_users_text
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat.encoding import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
+from trl_ext.errors import retold
 from trl_ext.models.forward import base_of
 from trl_ext.models.weights import (
     WeightsError,
@@ -85,10 +86,8 @@ def quantized_places(config: Config) -> dict[tuple, torch.device]:
     """
     owners = base_owners(config)
     if config.training.placement == "split":
-        try:
+        with retold(ValueError, lambda error: ConfigError(f"training.{error}")):
             return dict(zip(owners, split(list(owners.values()), config.training.use_cpu), strict=True))
-        except ValueError as error:
-            raise ConfigError(f"training.{error}") from None
     return dict.fromkeys(owners, own_device(config.training.use_cpu))
 
 
@@ -188,23 +187,17 @@ def _tokenizer_of(name: str, section: AgentSection) -> Tokenizer:
         tokenizer.pad_token = section.pad_token
     _check_for_config(name, section, tokenizer)
     if section.adapter is not None:
-        try:
+        with retold(WeightsError, lambda error: ConfigError(f"agents.{name}.adapter: {error}"), cause=True):
             check_adapter_source(section.adapter)
-        except WeightsError as error:
-            raise ConfigError(f"agents.{name}.adapter: {error}") from error
     return tokenizer
 
 
 def _check_for_config(name: str, section: AgentSection, tokenizer: Tokenizer) -> None:
     where = f"agents.{name}"
     if tokenizer.eos_token_id is None:
-        raise ConfigError(
-            f"{where}: its tokenizer has no EOS token, so an answer could never end; use another tokenizer"
-        )
+        raise ConfigError(f"{where}: its tokenizer has no EOS token, so no answer could end; use another tokenizer")
     if tokenizer.pad_token_id is None:
-        raise ConfigError(
-            f"{where}: its tokenizer has no padding token; set {where}.pad_token: {tokenizer.eos_token!r}"
-        )
+        raise ConfigError(f"{where}: its tokenizer has no padding token; set {where}.pad_token: {tokenizer.eos_token}")
     if not tokenizer.chat_template:
         raise ConfigError(
             f"{where}: its tokenizer has no chat template (a base model?); set {where}.chat_template: fallback for "
@@ -224,16 +217,11 @@ def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -
         raise ConfigError(f"{where}: {error}, or set {where}.chat_template") from None
     except Exception as error:  # the tokenizers library raises nothing more special
         said = one_line(error, 200)
-        raise ConfigError(
-            f"{where}: its tokenizer cannot encode a short chat ({type(error).__name__}: {said}); use another tokenizer"
-        ) from error
+        raise ConfigError(f"{where}: its tokenizer cannot encode a chat ({said}); use another tokenizer") from error
     size = None if section.model is None else getattr(_text_config(where, section.model), "vocab_size", None)
     highest = max(*ids, tokenizer.vocab_size - 1, tokenizer.eos_token_id, tokenizer.pad_token_id)
     if size is not None and highest >= size:
-        raise ConfigError(
-            f"{where}: its tokenizer uses ids up to {highest}, but model {section.model!r} knows {size} tokens only; "
-            "use the model's own tokenizer"
-        )
+        raise ConfigError(f"{where}: its tokenizer has ids up to {highest}, its model {size} tokens; use the model's")
 
 
 def read_chat_template(value: str, where: str) -> str:
@@ -250,11 +238,8 @@ def read_chat_template(value: str, where: str) -> str:
         return value
     try:
         return read_users_text(Path(value))
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"{where}: {value!r:.80} cannot be read as a file ({type(error).__name__}); expected 'fallback', a Jinja "
-            "file, or the text of a template"
-        ) from None
+    except (OSError, UnicodeError):
+        raise ConfigError(f"{where}: {value!r:.80} is no file that can be read; give fallback or a template") from None
 
 
 def with_options(template: Any, options: Mapping[str, bool | int | float | str], where: str) -> str:
@@ -267,14 +252,10 @@ def with_options(template: Any, options: Mapping[str, bool | int | float | str],
             ``where``.
     """
     if not isinstance(template, str):
-        raise ConfigError(
-            f"{where}.template_options: its tokenizer has not one chat template; set {where}.chat_template"
-        )
+        raise ConfigError(f"{where}.template_options: its tokenizer has no chat template; set {where}.chat_template")
     for name in options:
         if not name.isidentifier() or not re.search(rf"\b{name}\b", template):
-            raise ConfigError(
-                f"{where}.template_options: its chat template does not use {name!r}, so nothing would change; remove it"
-            )
+            raise ConfigError(f"{where}.template_options: its chat template does not use {name!r}; remove it")
     return "".join(f"{{% set {name} = {json.dumps(value)} %}}" for name, value in options.items()) + template
 
 
@@ -313,10 +294,8 @@ def _add_adapter(base: PreTrainedModel | PeftModel, agent: str, policy: str, sec
     if _is_part(policy, base):
         raise ConfigError(f"agents.{agent}: {policy!r} {_TAKEN}; give it another name, or set agents.{agent}.policy")
     if section.adapter is not None:
-        try:
+        with retold(WeightsError, lambda error: ConfigError(f"agents.{agent}.adapter: {error}"), cause=True):
             return read_adapter(base, section.adapter, policy, section.trainable)
-        except WeightsError as error:
-            raise ConfigError(f"agents.{agent}.adapter: {error}") from error
     return add_adapter(base, policy, lora_config(section.lora or LoraSection()))
 
 
@@ -349,10 +328,7 @@ def on_one_base(
             placed.append(agent)
             continue
         if agent.model is not None or agent.adapter is not None or agent.by_turn:
-            raise ValueError(
-                f"agent {agent.name!r}: it brings a model, an adapter or turns of its own; leave them out here, or "
-                "pass all agents to Team"
-            )
+            raise ValueError(f"agent {agent.name!r}: it brings a model, adapter or turns; leave them out, or use Team")
         policy = agent.policy or agent.name
         if policy not in getattr(shared, "peft_config", {}):
             if _is_part(policy, shared):
@@ -394,9 +370,7 @@ def _from_pretrained(
     try:
         return read(kind, str(source), **options)
     except WeightsError as error:
-        raise ConfigError(
-            f"{where}: {error}; expected a folder saved by save_pretrained, or the hub name of a causal language model"
-        ) from error
+        raise ConfigError(f"{where}: {error}; expected a folder of save_pretrained, or a hub name") from error
 
 
 def context_length(agent: str, section: AgentSection) -> int | None:

@@ -79,9 +79,8 @@ def _attention_of_verifier(config: Config) -> Iterator[Fault]:
 
 def _device(config: Config, key: str, kind: str) -> Iterator[Fault]:
     if kind in ("flash_attention_2", "flex_attention") and memory.training_on_cpu(config):
-        yield Fault(
-            key, f"{kind} computes no gradients on a CPU, where this run trains", "choose sdpa, or leave it out"
-        )
+        what = f"{kind} computes no gradients on a CPU, where this run trains"
+        yield Fault(key, what, "choose sdpa, or leave it out")
 
 
 def _architecture(key: str, kind: str, loader: Any, source: str | None, tiny: TinySection | None) -> Iterator[Fault]:

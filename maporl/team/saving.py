@@ -99,9 +99,7 @@ class SavedTeam:
         if self.only_in_python:
             key, what = next(iter(self.only_in_python.items()))
             if not key.startswith(("engines.", "training.")):
-                raise ConfigError(
-                    f"{folder}: {key}: {what} cannot be described; save each policy's model by save_pretrained"
-                )
+                raise ConfigError(f"{folder}: {key}: {what} cannot be described; save the models by save_pretrained")
             values["only_in_python"] = self.only_in_python
         return parse_config(values, folder)
 

@@ -121,9 +121,7 @@ class Team:
         if isinstance(agent.model, PeftModel):
             adapter = adapter or agent.model.active_adapter
             if adapter not in agent.model.peft_config:
-                raise ValueError(
-                    f"agent {agent.name!r}: no adapter {adapter!r}; the model has {list(agent.model.peft_config)}"
-                )
+                raise ValueError(f"agent {agent.name!r}: no adapter {adapter!r}, but {list(agent.model.peft_config)}")
         elif adapter is not None:
             raise ValueError(f"agent {agent.name!r}: no adapter {adapter!r}; the model has none: pass a PeftModel")
         check_policy_model(agent.model, agent.tokenizer, f"agent {agent.name!r}: model")

@@ -7,7 +7,6 @@ imported only for an advantage that is not PPO's own.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -36,13 +35,6 @@ def check_options(run: ResolvedRun) -> Iterator[Fault]:
     ppo = run.config.ppo
     if ppo.total_episodes is not None:
         yield Fault("ppo.total_episodes", "the length of a run is set by 'updates'", "remove it")
-    for name, value in dataclasses.asdict(ppo).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            yield Fault(f"ppo.{name}", f"expected a finite number, got {value}")
-    ids = [ppo.stop_token_id] if isinstance(ppo.stop_token_id, int) else ppo.stop_token_id
-    if ids is not None and (not ids or min(ids) < 0):
-        what = f"expected a token id of at least 0, or a list of them, got {ppo.stop_token_id}"
-        yield Fault("ppo.stop_token_id", what)
     yield from each_algorithm(_minibatches, run)
 
 
@@ -84,12 +76,10 @@ def _algorithm(run: ResolvedRun) -> Iterator[Fault]:
     if cut and by_cut and (config.ppo.compares_sampler or config.reward.distill is not None):
         ratio = config.ppo.compares_sampler
         reader = f"ppo.{ratio.partition(':')[0]}" if ratio else "reward.distill"
-        yield Fault(
-            reader,
-            f"it would compare log-probabilities of the whole distribution with those of what {cut} leaves, because "
-            f"the engine of {', '.join(by_cut)} gives no others",
-            f"sample from the whole distribution, use engine: transformers, or leave {reader} out",
-        )
+        engines = f"the engine of {', '.join(by_cut)} gives log-probabilities of what {cut} leaves"
+        what = f"it would compare those of the whole distribution with others, because {engines}"
+        remedy = f"sample from the whole distribution, use engine: transformers, or leave {reader} out"
+        yield Fault(reader, what, remedy)
     if config.advantage != AdvantageConfig():
         from maporl.advantages.check import check as check_advantage  # needs torch
 
@@ -225,12 +215,10 @@ def by_role(every: int, balance: str, whole: bool, processes: int) -> Iterator[F
         processes: the number of processes that train together.
     """
     if (every or balance != "none") and (not whole or processes > 1):
-        yield Fault(
-            "training.role_gradients" if balance == "none" else "training.balance",
-            "gradients of roles are measured where one process has all of them, and this run has "
-            + (f"{processes} processes" if processes > 1 else "them in groups of Ray or in shards"),
-            "train in one process, without Ray and sharding, or leave role_gradients and balance out",
-        )
+        apart = f"{processes} processes" if processes > 1 else "them in groups of Ray or in shards"
+        what = f"gradients of roles are measured where one process has all of them, and this run has {apart}"
+        remedy = "train in one process, without Ray and sharding, or leave role_gradients and balance out"
+        yield Fault("training.role_gradients" if balance == "none" else "training.balance", what, remedy)
 
 
 def _ahead(run: ResolvedRun) -> Iterator[Fault]:
@@ -296,10 +284,7 @@ def _untaught(branching: BranchingSection, distill: DistillSection, protocol: Pr
     elif distill.teacher == "dialogue" and not protocol.hears_others:
         yield Fault("reward.distill", f"in protocol {protocol.label!r} all speak once, so talking teaches nothing")
     elif distill.teacher == "dialogue" and branching.most < 2:
-        what = (
-            "a teacher that has seen an answer cannot judge it, so it reads another dialogue on the question, and "
-            "branching.group is 1"
-        )
+        what = "a teacher that has seen an answer cannot judge it; it needs others, and branching.group is 1"
         yield Fault("reward.distill", what, "set branching.group to 2 or more, or let another agent teach")
 
 
@@ -307,36 +292,20 @@ def _branched_credit(branching: BranchingSection, reward: RewardSection, protoco
     """Yield credit that is not known yet when answers are compared, or that differs between equal candidates."""
     kind, how = BRANCHINGS[branching.how], branching.how
     if kind.judges and not protocol.every_step_scored and not STEP_SOURCES & reward.sources.keys():
-        yield Fault(
-            "branching",
-            f"{how} compares answers as soon as they are given, but protocol {protocol.label!r} has steps that nothing "
-            "scores yet",
-            "use how: independent or fork_first, or let a program report what its agents' words are worth "
-            "(reward.sources: reported)",
-        )
-    if kind.judges and "repeats" in reward.sources:
-        what = (
-            f"{how} compares the answers to each question while it is played, but reward.sources: repeats compares "
-            "proposals with those to all questions of an update"
-        )
-        yield Fault("branching", what, "use how: independent or fork_first, or leave repeats out")
-    if kind.judges and "majority" in reward.sources:
-        what = (
-            f"{how} compares the answers to each question while it is played, but reward.sources: majority needs the "
-            "last answers of all its dialogues"
-        )
-        yield Fault("branching", what, "use how: independent or fork_first, or leave majority out")
+        what = f"{how} compares answers at once, but protocol {protocol.label!r} has steps that nothing scores yet"
+        remedy = "use how: independent or fork_first, or let a program report scores (reward.sources: reported)"
+        yield Fault("branching", what, remedy)
+    later = {"repeats": "a whole update's proposals", "majority": "the last answers of all its dialogues"}
+    for source in [name for name in later if kind.judges and name in reward.sources]:
+        what = f"{how} compares answers while they are given, but reward.sources: {source} needs {later[source]}"
+        yield Fault("branching", what, f"use how: independent or fork_first, or leave {source} out")
     if not kind.final:
         return
     for key, along in _looks_along(reward).items():
         if along != "utterance" and not (along == "turn" and protocol.simultaneous):
-            yield Fault(
-                "branching",
-                f"{how} does not continue all candidates of a step, so only some have a future. {key} looks at what "
-                "follows an answer, so equal candidates would earn different credits",
-                "credit each answer with its own score (reward.rules: [own]), or use how: independent, fork_first or "
-                "fork_every",
-            )
+            what = f"{how} goes on with some candidates of a step only, and {key} looks at what follows an answer"
+            remedy = "credit its own score (reward.rules: [own]), or use how: independent, fork_first or fork_every"
+            yield Fault("branching", f"{what}, so equal candidates would earn different credits", remedy)
 
 
 def _looks_along(reward: RewardSection) -> dict[str, Along]:
@@ -364,13 +333,11 @@ def _branched_advantage(branching: BranchingSection, advantage: AdvantageConfig)
     later += [f"post: {entry_name(entry)}" for entry, transform in transforms if transform.compares_turns]
     if later:
         key, _, value = later[0].partition(": ")
-        yield Fault(
-            f"advantage.{key}",
-            f"{value} looks at other turns of a dialogue, but branching {branching.how} does not continue all "
-            "candidates of a step, so only some have later turns",
-            "set advantage.returns: utterance, unit: row and no such transform, or branching.how: independent, "
-            "fork_first or fork_every",
+        what = f"{value} looks at other turns, but with how: {branching.how} only some candidates have later turns"
+        remedy = (
+            "set returns: utterance, unit: row and no such transform, or how: independent, fork_first or fork_every"
         )
+        yield Fault(f"advantage.{key}", what, remedy)
 
 
 def _rewards_apart(advantage: AdvantageConfig, reward: RewardSection, ppo: PPOOptions) -> Iterator[Fault]:

@@ -23,6 +23,7 @@ from maporl.config.safe_yaml import dump_yaml, parse_yaml, read_yaml_file
 from maporl.credentials import without_secrets
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
+from maporl.report.files import unlike
 from maporl.rewards.credit import origins
 from maporl.rewards.identity import record_verifiers
 from maporl.rewards.scoring import Scorer
@@ -88,9 +89,7 @@ class RunRecord:
         """
         for name in (FINAL, AFTER):
             if lexists(self.folder / name):
-                raise RunExists(
-                    f"{self.folder}: holds {name} of another run, and nothing is overwritten; choose another output_dir"
-                )
+                raise RunExists(f"{self.folder}: holds {name} of another run, which stays; choose another output_dir")
 
     def describe_team(self, team: Team, args: MultiAgentPPOConfig, options: Mapping[str, Any]) -> Config:
         """Return a configuration from which other processes load the team, after :meth:`keep_team`.
@@ -153,10 +152,7 @@ class RunRecord:
         earlier = file.read_text(encoding="utf-8") if file.exists() else ""
         if earlier and earlier != text:
             if not resumes:
-                raise RunExists(
-                    f"{file}: is the configuration of another run, and nothing is overwritten; choose another "
-                    "output_dir, or remove the folder if nothing in it is needed"
-                )
+                raise RunExists(f"{file}: is another run's configuration, and stays; choose another output_dir")
             was, now = (_whole(parse_yaml(one, str(file))) for one in (earlier, text))
             self._must_be_same(was, now)
             logger.warning(
@@ -325,10 +321,8 @@ def read_evaluation(text: str, file: Path) -> Evaluation:
     Raises:
         RunError: it is damaged.
     """
-    try:
+    with unlike(f"{file}: is damaged", "; remove it, and the evaluation is made again", RunError):
         return Evaluation.from_json(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{file}: is damaged ({error!r}); remove it, and the evaluation is made again") from None
 
 
 def record_evaluation(dialogues: list[Dialogue], file: Path) -> Evaluation:

@@ -47,10 +47,7 @@ def faults(advantage: AdvantageConfig, ppo: PPOOptions) -> Iterator[Fault]:
             yield Fault(place, what, f"leave {', '.join(of_a_question)} out of the key, or {remedy}")
     transforms = build_transforms(advantage)
     if ppo.kl_coef != 0 and ppo.kl_in == "loss" and any(transform.per_token for transform in transforms):
-        what = (
-            f"cumulative_kl takes the KL (kl_coef {ppo.kl_coef:g}) off every token's advantage, and ppo.kl_in: loss "
-            "would add it to the loss too"
-        )
+        what = f"cumulative_kl takes the KL (kl_coef {ppo.kl_coef:g}) off advantages, and ppo.kl_in: loss adds it too"
         yield Fault("advantage.post", what, "set ppo.kl_in: reward, or leave cumulative_kl out")
 
 

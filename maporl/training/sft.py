@@ -18,6 +18,7 @@ from maporl.engines.transcript import supervised_rows
 from maporl.errors import ConfigError
 from maporl.from_trl import SFTConfig, SFTTrainer
 from maporl.report.charts import finite
+from maporl.report.files import unlike
 from maporl.rollout.agent_tools import formats_of_schemas, tools_of_team
 from maporl.run import ResolvedRun
 from maporl.storage.run_folder import must_be_empty
@@ -84,16 +85,12 @@ def recorded_dialogues(file: Path) -> list[tuple[int, Dialogue]]:
         ConfigError: the file is missing or empty, or a line of it is not a dialogue.
     """
     if not file.is_file():
-        raise ConfigError(
-            f"{file}: no such file; give a dialogues.jsonl that a run wrote (dialogues_logged sets how many)"
-        )
+        raise ConfigError(f"{file}: no such file; give a run's dialogues.jsonl (dialogues_logged says how many it has)")
     dialogues = []
     for number, (_, record) in enumerate(whole_lines(file), 1):
-        try:
+        with unlike(f"{file}: line {number}: is not a dialogue", kind=ConfigError):
             dialogues.append((int(record.get("step", 0)), from_record(well_formed_json(record))))
             _ = [dict(u.rewards) for u in dialogues[-1][1].utterances]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ConfigError(f"{file}: line {number}: is not a dialogue ({error!r:.200})") from None
     if not dialogues:
         raise ConfigError(f"{file}: holds no dialogues")
     return dialogues

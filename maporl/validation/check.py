@@ -50,12 +50,9 @@ def _named(run: ResolvedRun) -> Iterator[Fault]:
     """Yield the parts of a run that have no name with which they can be built here."""
     if run.config.only_in_python:
         parts = ", ".join(f"{key} ({what})" for key, what in run.config.only_in_python.items())
-        yield Fault(
-            "only_in_python",
-            f"the run was made in Python with parts that cannot be built from here: {parts:.400}",
-            "define them as dataclasses and functions of a module that can be imported, or use them in Python: "
-            "Team.from_pretrained(RUN) loads the team for a trainer with these parts",
-        )
+        what = f"the run was made in Python with parts that cannot be built from here: {parts:.400}"
+        remedy = "define them in a module that can be imported, or pass them to a trainer of Team.from_pretrained(RUN)"
+        yield Fault("only_in_python", what, remedy)
 
 
 def _output(run: ResolvedRun) -> Iterator[Fault]:

@@ -42,6 +42,7 @@ from maporl.training.learns_from import facts_of, learns_from, who_learns
 from maporl.training.lonely import lonely_groups
 from maporl.validation import disk
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings
+from trl_ext.errors import retold
 from trl_ext.ppo.options import rate_of
 from trl_ext.process import distributed
 from trl_ext.process.devices import accelerator, accelerators, main_bytes, total_bytes
@@ -55,12 +56,8 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
         ArgumentError: an objective of the user's own fails, or returns something else than it should.
     """
     refuse(each_algorithm(_options_alone, ResolvedRun(config)))
-    try:
+    with retold(ValueError, lambda error: ConfigError(f"training: {one_line(error)}"), but=UserError):
         return MultiAgentPPOConfig.from_config(config)
-    except UserError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"training: {one_line(error)}") from None
 
 
 def _training(run: ResolvedRun) -> Iterator[Fault]:
@@ -167,7 +164,7 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
     check_any_agent(rehearsal)
     check_taught(run, world)
     refuse(taught_calls(run, tools.may_call))
-    measured = Measured(run, tools.tokenizers, world, tools.may_call)
+    measured = Measured(rehearsal, tools.tokenizers, tools.may_call)
     warnings, longest, steps = refuse(measured.faults()), measured.longest, measured.steps
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"

@@ -25,12 +25,12 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.made_up import Players, Script, first_steps, rightness, silence
 from maporl.run import ResolvedRun
+from maporl.tasks.base import Task
 from maporl.tasks.documents import in_place_of_question
 from maporl.team.loading import context_length
 from maporl.training.lonely import Grouping
 from maporl.types import Dialogue
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.ppo.options import GREEDY
 from trl_ext.process import distributed
 
 UPDATES = 1_000
@@ -91,16 +91,19 @@ class Rehearsal:
         others = [self.run.task[number] for number in range(0, len(self.run.task), len(self.run.task) // 3 + 1)]
         return first_steps(self.driver(Players(silence)), others)[0]
 
-    def driver(self, players: Players) -> RolloutDriver:
-        """Return a driver of the run's protocol, as it is in the first update, in which ``players`` answer for all."""
+    def driver(
+        self, players: Players, task: Task | None = None, tools: Mapping[str, AgentTools] | None = None
+    ) -> RolloutDriver:
+        """Return a driver in which ``players`` answer for all: of the run's task and its protocol as it is in the first
+        update, or of another ``task`` and the whole protocol, in which agents have ``tools``."""
         common_seed = self.run.config.branching.common_seed
-        protocol, engines = self.protocol.at_update(1).in_rehearsal(), {"players": players}
+        protocol, engines = self.protocol if task is not None else self.protocol.at_update(1), {"players": players}
         decoding = self.run.config.ppo.decoding  # a program may ask for it
-        return RolloutDriver(
-            self.run.task, protocol, self.specs(), engines, decoding, None, common_seed, world=self.world
-        )
+        task = self.run.task if task is None else task
+        played, specs = protocol.in_rehearsal(), self.specs(tools)
+        return RolloutDriver(task, played, specs, engines, decoding, None, common_seed, world=self.world)
 
-    def specs(self) -> dict[str, SpeakerSpec]:
+    def specs(self, tools: Mapping[str, AgentTools] | None = None) -> dict[str, SpeakerSpec]:
         """Return what a driver needs to know of the agents, for whom an engine called ``players`` answers."""
         agents = self.run.config.agents
         learning = frozenset(name for name, agent in agents.items() if agent.weights and agent.trainable)
@@ -113,6 +116,7 @@ class Rehearsal:
                 agents[name].system,
                 agents[name].role,
                 sampling=sampling[name],
+                tools=(tools or {}).get(name),
                 tells_tokens=agents[name].weights,
             )
             for name in self.run.speakers
@@ -173,10 +177,7 @@ def findings(rehearsal: Rehearsal) -> Iterator[Fault]:
 def _questions(run: ResolvedRun) -> Iterator[Fault]:
     """Yield a warning if nobody is asked the questions of the task, because the protocol brings its own."""
     if run.protocol.own_questions and run.task.has_questions:
-        what = (
-            f"protocol {run.protocol.label} brings its own questions, so nobody is asked those of task "
-            f"{run.config.task['name']}"
-        )
+        what = f"{run.protocol.label} brings its own questions, so nobody is asked those of {run.config.task['name']}"
         yield Fault("task", what, "set task: {name: episodes}", "warning")
 
 
@@ -208,10 +209,7 @@ def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
         what = f"it gives documents, and protocol {name!r} shows them to nobody"
         yield Fault("task", what, use, "warning")
     elif any(r.ask.answers and r.ask.example is None for r in shown):
-        what = (
-            f"it gives documents, and protocol {name!r} asks for answers to them as if they were questions, which have "
-            "no right answer"
-        )
+        what = f"it gives documents, and protocol {name!r} asks for answers to them, of which none is right"
         yield Fault("task", what, use, "warning")
 
 
@@ -294,40 +292,20 @@ class Measured:
     each split.
 
     Args:
-        run: the run.
+        rehearsal: how the run is rehearsed.
         tokenizers: those of the agents that have one.
-        world: the tools and environments.
         tools: what each agent may call.
     """
 
-    def __init__(
-        self,
-        run: ResolvedRun,
-        tokenizers: Mapping[str, Tokenizer],
-        world: World,
-        tools: Mapping[str, AgentTools],
-    ):
-        self.run, self.players = run, Players(silence, tokenizers)
+    def __init__(self, rehearsal: Rehearsal, tokenizers: Mapping[str, Tokenizer], tools: Mapping[str, AgentTools]):
+        self.run, self.players = rehearsal.run, Players(silence, tokenizers)
         self.dialogues: list[Dialogue] = []
         self.whole = True
-        agents = run.config.agents
-        specs = {
-            name: SpeakerSpec(
-                "silent",
-                (name,),
-                system=agents[name].system,
-                role=agents[name].role,
-                tools=tools.get(name),
-                tells_tokens=agents[name].weights,
-            )
-            for name in run.speakers
-        }
+        run, agents = self.run, self.run.config.agents
         for task in run.splits:
             by_length = sorted(task, key=lambda example: len(task.question(example)))
-            protocol = run.protocol.in_rehearsal()
-            driver = RolloutDriver(task, protocol, specs, {"silent": self.players}, GREEDY, world=world)
-            longest = -1 if protocol.waits else -2 if world.environments else -16
-            dialogues, ended = first_steps(driver, by_length[longest:])
+            longest = -1 if run.protocol.in_rehearsal().waits else -2 if rehearsal.world.environments else -16
+            dialogues, ended = first_steps(rehearsal.driver(self.players, task, tools), by_length[longest:])
             self.dialogues += dialogues
             self.whole = self.whole and ended
         self.contexts = {name: _context(name, agents[name]) for name in run.speakers if name in tokenizers}
@@ -377,10 +355,7 @@ class Measured:
             if length + answers + answer > context:
                 longer[agent] = max(longer.get(agent, 0), length + answers + answer)
         if not self.whole:
-            what = (
-                f"{label} lets dialogues go on for more than {made_up.MOST_STEPS} steps, of which no more were "
-                "rehearsed"
-            )
+            what = f"{label} lets dialogues go on for more than {made_up.MOST_STEPS} steps, the most that are rehearsed"
             remedy = "whether later prompts fit the models' contexts, and how long they get, shows in the run"
             yield Fault("protocol", what, remedy, "warning")
         yield from _unread(config, self.players.requests)
@@ -411,9 +386,7 @@ class Measured:
             sizes = [len(ids) for ids in tokenizer(labels, add_special_tokens=False)["input_ids"]]
             if most is not None and (longer := sum(size > most for size in sizes)):
                 what = f"{longer:,} of {len(sizes):,} right answers have more than the {most} tokens that it may write"
-                remedy = (
-                    f"raise ppo.response_length, or max_tokens of its sampling, to {max(sizes) + 1} for the longest"
-                )
+                remedy = f"raise ppo.response_length, or max_tokens of its sampling, to {max(sizes) + 1}, the longest"
                 yield Fault(f"agents.{name}", what, remedy, "warning")
 
     def _too_long(self, request: Request, length: int, answer: int, context: int) -> Fault:

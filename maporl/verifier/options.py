@@ -14,7 +14,7 @@ from maporl.config.parse import validated
 from maporl.config.safe_yaml import parse_yaml
 from maporl.config.schema import Config, TinySection
 from maporl.errors import ConfigError, one_line
-from trl_ext.ppo.options import AboveZero, Natural, Positive, PositiveShare, ProperShare, check_numbers, option
+from trl_ext.ppo.options import AboveZero, Natural, Positive, PositiveShare, ProperShare, check_options, option
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class TrainOptions:
 
 def _check_numbers(options: Any) -> None:
     try:
-        check_numbers(options)
+        check_options(options)
     except ValueError as error:
         name, colon, told = str(error).partition(":")
         raise ConfigError(f"--{name.replace('_', '-')}{colon}{told}") from None

@@ -199,7 +199,7 @@ def test_a_quoted_text_of_a_csv_file_is_kept_as_it_is(tmp_path, encoding):
     ("a.csv", b"question,answer\nb\n", "a.csv: line 2: .* expected 2 columns, as in the first line, got 1; "),
     ("a.csv", b'question,answer\n"b,5\n', "a.csv: line 2: .* unexpected end of data; texts with quotes, commas"),
     ("a.csv", b"question,answer,answer\nb,4,5\n", "a.csv: .*the name 'answer' stands there twice; rename one"),
-    ("a.csv", b"question,answer\nb,\n", r"a.csv: row 1 \(0\) has no answer; remove the row or fill it in"),
+    ("a.csv", b"question,answer\nb,\n", r"a\.csv: row 1 \(0\) has no answer; remove or fill it"),
     ("a.csv", b"question,answer\n", "a.csv: it holds no rows"),
     ("a.jsonl", b'{"answer": 4, "answer": 5}', "a.jsonl: line 1: .*the name 'answer' stands there twice"),
     ("a.json", b'[{"question": "b", "answer": " "}]', r"a.json: row 1 \(0\) has no answer"),

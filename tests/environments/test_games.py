@@ -242,15 +242,15 @@ def test_textarena_plays_if_it_is_installed():
 
 
 @pytest.mark.parametrize(("kind", "options", "message"), [
-    (PlanPath, {"walls": 15}, "walls: expected at most 14, for the start and the goal, got 15"),
-    (PrisonersDilemma, {"rounds": 0}, "rounds: expected a number of at least 1, got 0"),
-    (Signals, {"states": 1}, "states: expected a number of at least 2 and at most 9, got 1"),
-    (Exchange, {"states": 10}, "states: expected a number of at least 2 and at most 9, got 10"),
+    (PlanPath, {"walls": 15}, "walls: expected at most 14, beside start and goal, got 15"),
+    (PrisonersDilemma, {"rounds": 0}, "rounds: expected a whole number of at least 1, got 0"),
+    (Signals, {"states": 1}, "states: expected a whole number of at least 2 and at most 9, got 1"),
+    (Exchange, {"states": 10}, "states: expected a whole number of at least 2 and at most 9, got 10"),
     (PathPlans, {"blocked": 0.9}, "blocked: expected a number of at least 0 and at most 0.5, got 0.9"),
-    (PathPlans, {"rounds": 0}, "rounds: expected a number of at least 1, got 0"),
+    (PathPlans, {"rounds": 0}, "rounds: expected a whole number of at least 1, got 0"),
     (Sokoban, {"boxes": 3}, "boxes: expected 1 or 2, got 3"),
-    (Sokoban, {"size": 4}, "size: expected a number of at least 5 and at most 8, got 4"),
-    (Sudoku, {"empty": 12}, "empty: expected a number of at least 1 and at most 11, got 12"),
+    (Sokoban, {"size": 4}, "size: expected a whole number of at least 5 and at most 8, got 4"),
+    (Sudoku, {"empty": 12}, "empty: expected a whole number of at least 1 and at most 11, got 12"),
 ])  # fmt: skip
 def test_games_that_cannot_be_are_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):

@@ -259,7 +259,9 @@ class TestTheEnvironmentOfAQuestion:
         assert found == [2, 1, 1]
 
     def test_a_question_without_paragraphs_is_named(self):
-        with pytest.raises(ConfigError, match=r"question 7: paragraphs: expected a list .*, got None; use a task"):
+        with pytest.raises(
+            ConfigError, match="question 7: expected a list of paragraphs with title and text, got None; or use"
+        ):
             QuestionSearch().reset(0, {"id": "7"})
         with pytest.raises(ConfigError, match="k: expected"):
             QuestionSearch(k=0)
@@ -292,7 +294,7 @@ class TestHotpotQA:
         })  # fmt: skip
 
     @pytest.mark.parametrize(("row", "message"), [
-        ({"question": "Who?", "answer": "x"}, r"row 1 \(hotpotqa-0\) has no paragraphs, and without them a search cannot"),
+        ({"question": "Who?", "answer": "x"}, r"row 1 \(hotpotqa-0\) has no paragraphs to search"),
         ({"question": "Who?", "answer": "x", "paragraphs": []}, "has no paragraphs"),
         ({"question": "Who?", "answer": "x", "paragraphs": 3}, "paragraphs: expected a list of paragraphs"),
         ({"question": "Who?", "answer": "x", "context": {"title": ["a"], "sentences": []}}, "paragraphs: zip"),

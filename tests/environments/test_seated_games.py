@@ -458,7 +458,7 @@ def test_an_engine_makes_random_legal_moves_of_its_place_in_the_run():
     with pytest.raises(ConfigError, match=r"agents.bob.engine: random makes legal moves of games, and none are listed"):
         engine.generate([SimpleNamespace(ask=Ask("bob", []), rng_key=None)], None)
     for options in ({"move": ["A"]}, {"moves": []}, {"moves": "AB"}, {"moves": [1]}):
-        with pytest.raises(ConfigError, match="engine random takes moves, a list of texts"):
+        with pytest.raises(ConfigError, match=r"engine_options: expected \{moves: \[A, B\]\}, got"):
             build(SimpleNamespace(options={"bob": options}))
 
 

@@ -156,5 +156,5 @@ def test_moves_that_are_words_are_passed_on_and_cannot_be_replaced():
     outcome, said = play(PlayGame("gymnasium", options=options), 1, lambda ask, rng: "hello")
     assert outcome == {"agent0": 1.0} and said[0].heard == "hello"
     assert play(PlayGame("gymnasium", options=options), 1, lambda ask, rng: "toolong")[0] == "illegal"
-    with pytest.raises(ConfigError, match="replace needs legal moves that can be listed"):
+    with pytest.raises(ConfigError, match="replace needs listed moves"):
         play(PlayGame("gymnasium", options=options, after_illegal="replace"), 1, lambda ask, rng: "toolong")

@@ -53,7 +53,7 @@ class TestOfAFunction:
         ("def f(a: int): pass", "tool f: it has no docstring"),
         ("def f(a):\n    '''Do.\n\n    Args:\n        a: x\n    '''", "Argument a is missing a type hint"),
         ("def f(a: int):\n    '''Do.'''", "the docstring has no description for the argument 'a'"),
-        ("def f(*a: int):\n    '''Do.'''", "tool f: argument \\*a: int: an agent gives arguments by name"),
+        ("def f(*a: int):\n    '''Do.'''", r"tool f: \*a: int: agents give arguments by name"),
         ("def f(a: 'Nowhere'):\n    '''Do.\n\n    Args:\n        a: x\n    '''", "annotations cannot be read"),
     ])  # fmt: skip
     def test_what_is_refused(self, source, message):

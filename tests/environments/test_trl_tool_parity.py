@@ -241,7 +241,7 @@ class Other:
 
 
 def test_a_reader_without_environments_is_refused_before_training(tmp_path):
-    with pytest.raises(ConfigError, match=r"reward 'sold' has the parameter environments, but the run has none"):
+    with pytest.raises(ConfigError, match="reward 'sold' has the parameter environments, and the run has none"):
         trainer_of(tmp_path, tools={"solo": [price]}, environments=None)
 
 

@@ -187,7 +187,7 @@ def test_a_command_line_has_no_comments():
         "null": None,
     }.items():
         assert apply_overrides({}, [f"a.b={text}"]) == {"a": {"b": value}}, text
-    with pytest.raises(ConfigError, match=r"--set a=\[#: the value is not readable as YAML") as caught:
+    with pytest.raises(ConfigError, match=r"--set a=\[#: the value is not YAML") as caught:
         apply_overrides({}, ["a=[#"])
     assert "\ue000" not in str(caught.value)
 

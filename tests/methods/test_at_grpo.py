@@ -173,7 +173,7 @@ def test_a_wrong_share_and_a_column_that_is_not_recorded_are_named():
         ConfigError, match=r"key: expected the columns whose rows form a group, such as \[prompt\], got \[\]"
     ):
         load("at_grpo_shared", ["advantage.post=[{drop_groups: {key: []}}]"])
-    with pytest.raises(ConfigError, match="drop_groups names the column 'task', which is not recorded here"):
+    with pytest.raises(ConfigError, match="drop_groups names the column 'task', which is not recorded; there are"):
         load("at_grpo_shared", ["advantage.post=[{drop_groups: {key: [task]}}]"])
 
 

@@ -195,5 +195,5 @@ def test_agents_that_call_tools_themselves_cannot_be_compared_in_a_tree(tmp_path
     values = code_values(tmp_path)
     values["tools"]["python"] = {"use": "python"}
     values["agents"]["coder"]["tools"] = ["python"]
-    with pytest.raises(ConfigError, match="makes turns that go on after calls of tools"):
+    with pytest.raises(ConfigError, match="go on after calls of tools"):
         from_dict(values)

@@ -460,7 +460,7 @@ def test_repeats_are_those_of_the_questions_that_stay_on_one_process_and_on_two(
 
 
 def test_repeats_are_not_compared_while_a_question_is_played():
-    with pytest.raises(ConfigError, match="branching: tree compares the answers to each question while it is played"):
+    with pytest.raises(ConfigError, match="branching: tree compares answers while they are given"):
         load("r_zero", ["branching={how: tree, group: 2}"])
 
 
@@ -510,7 +510,7 @@ def test_alike_questions_share_a_cluster():
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"tries": 0}, "tries: expected a number of at least 1, got 0"),
+        ({"tries": 0}, "tries: expected a whole number of at least 1, got 0"),
         ({"least_share": 0.8, "most_share": 0.3}, "the smaller one first, got 0.8 and 0.3"),
         ({"tag": "a b"}, "tag: expected a word"),
         ({"check": "calculator"}, "check: it is only used with vouch: given or tool"),
@@ -662,7 +662,7 @@ def test_a_protocol_that_has_no_use_for_documents_is_named(tmp_path):
         return [line for line in refuse(findings(Rehearsal(run))) if "gives documents" in line]
 
     (line,) = checked("grpo", task=task)
-    assert "protocol 'debate' asks for answers to them as if they were questions" in line and "vouch: stated" in line
+    assert "protocol 'debate' asks for answers to them, of which none is right" in line and "vouch: stated" in line
     (line,) = checked("spiral", task=task)
     assert "protocol 'game' shows them to nobody" in line
     assert checked("grpo", task={"name": "toy_sum"}) == []

@@ -113,7 +113,7 @@ class TestRoute:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"steps": 0}, "steps: expected a number of at least 1, got 0"),
+            ({"steps": 0}, "steps: expected a whole number of at least 1, got 0"),
             ({"router": "ann", "searcher": "ann"}, r"expected three agents, got \['ann', 'ann'\]"),
             ({"search": "{question}{passages}"}, r"search: it must contain \{verdict\}"),
             ({"route": "{question}{passages}{verdict}"}, "route: it may use"),
@@ -207,8 +207,8 @@ class TestOrchestrate:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"steps": 0}, "steps: expected a number of at least 1, got 0"),
-            ({"per_tokens": 0}, "per_tokens: expected a number of at least 1, got 0"),
+            ({"steps": 0}, "steps: expected a whole number of at least 1, got 0"),
+            ({"per_tokens": 0}, "per_tokens: expected a whole number of at least 1, got 0"),
             ({"verifier": "ann", "generator": "ann"}, r"expected different agents, got \['ann', 'ann'\]"),
             ({"pattern": "x"}, "pattern: expected a group around the name"),
             ({"plan": "{question}"}, r"plan: it must contain \{memory\}"),

@@ -221,5 +221,5 @@ def test_stages_that_cannot_be_played_are_refused(tmp_path, changes, words):
 
 
 def test_single_outputs_cannot_be_chosen_where_two_agents_speak(tmp_path):
-    with pytest.raises(ValueError, match="looks at single outputs, but 2 agents speak at once here"):
+    with pytest.raises(ValueError, match="needs one speaker, and 2 speak"):
         sdrl(tmp_path, FIRST, choose="adaptive")

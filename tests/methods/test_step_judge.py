@@ -207,7 +207,7 @@ def test_a_judged_protocol_is_evaluated_as_it_is_without_its_judge():
 @pytest.mark.parametrize(
     ("judge", "message"),
     [
-        ({"agent": "eve"}, r"protocol\.step_judge\.agent: 'eve' is not one of"),
+        ({"agent": "eve"}, r"protocol\.step_judge\.agent: expected one of"),
         ({"agent": "judge", "samples": 0}, "samples: expected at least 1, got 0"),
         ({"agent": "judge", "text": "Good?"}, r"text: it must contain \{said\}"),
         ({"agent": "judge", "good": "("}, "good"),

@@ -59,7 +59,7 @@ def test_the_posteriors_by_hand():
     # a variance of 3 * 0.255556 / 2 / 2 = 0.191667, of which the mean has a third
     assert drawn([1, 0], "gaussian", rng) == pytest.approx(1 / 3 + 0.063889**0.5, abs=1e-5) and rng.alpha == 1.5
     assert drawn([1, 0.25], "beta", rng) == (1.75, 1.25) and drawn([], "beta", rng) == (0.5, 0.5)
-    with pytest.raises(ConfigError, match=r"beta is for scores from 0 to 1, and an utterance scored 1\.5"):
+    with pytest.raises(ConfigError, match=r"beta is for scores from 0 to 1, got 1\.5"):
         drawn([1.5], "beta", rng)
 
 
@@ -327,7 +327,7 @@ def test_without_a_search_agents_attempt_in_turn_and_an_evaluation_has_one_attem
         ({"branching": {"posterior": "uniform"}}, "branching.posterior"),
         (
             {"branching": {"how": "fork_every", "posterior": "beta"}},
-            "posterior: only tree_search draws from it; .* got 'beta'",
+            "posterior: 'beta' is for how: tree_search, got",
         ),
         (
             {"branching": {"posterior": "beta"}, "reward": {"sources": {"label": 2.0}}},

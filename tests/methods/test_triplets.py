@@ -159,7 +159,7 @@ def test_a_source_of_ones_own(tmp_path):
     file.write_text(json.dumps(row | {"program": "def f(a): return a"}))
     with pytest.raises(TaskError, match="row 1: the program fails"):
         len(Triplets(source=str(file)))
-    with pytest.raises(ValueError, match="references: expected a number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="references: expected a whole number of at least 1, got 0"):
         Triplets(references=0)
     with pytest.raises(ValueError, match="held_out: expected a number above 0 and below 1, got 1"):
         Triplets(held_out=1)

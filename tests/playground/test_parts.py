@@ -83,7 +83,7 @@ class TestWhoLikesWhom:
         ("options", "message"),
         [
             ({"people": 2}, "people: expected at least 3, got 2"),
-            ({"hops": [6]}, r"hops: expected numbers from 1 to 5, one fewer than people, got \[6\]"),
+            ({"hops": [6]}, r"hops: expected numbers from 1 to 5, below people, got \[6\]"),
             ({"hops": []}, "hops: expected numbers from 1 to 5"),
             ({"size": 0}, "size: expected at least 1, got 0"),
         ],
@@ -121,7 +121,7 @@ class TestParts:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"skills": ["next", "next"]}, "skills: expected each skill once"),
+            ({"skills": ["next", "next"]}, "skills: expected each once"),
             ({"digits": 1}, "digits: expected at least 2, got 1"),
             ({"parts": 10}, "parts: expected at most 9, got 10"),
             ({"size": 0}, "size: expected at least 1, got 0"),
@@ -228,7 +228,7 @@ class TestCallsThatNobodyCanWrite:
 
     def test_they_are_refused_before_a_model_loads(self, tmp_path):
         pytest.importorskip("bm25s", reason="needs the extra search")
-        message = "agents.ann: a warm start writes calls in the formats json and tags, not in native; set call_format"
+        message = "agents.ann: a warm start writes calls in the formats json and tags, not native; set call_format"
         with pytest.raises(ConfigError, match=message):
             self.checked(tmp_path)
 

@@ -163,7 +163,7 @@ def test_a_skill_of_a_task_without_skills_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"skills": ["next", "next"]}, "expected each skill once"),
+        ({"skills": ["next", "next"]}, "expected each once"),
         ({"skills": []}, "expected each skill once"),
         ({"skills": ["sideways"]}, "skills"),
         ({"digits": 1}, "digits: expected at least 2, got 1"),

@@ -74,9 +74,9 @@ def test_each_function_is_in_one_split_and_each_option_changes_the_questions():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"factors": 0}, "factors: expected a number of at least 1, got 0"), ({"terms": -1}, "terms: expected a number of at least 0"),
+        ({"factors": 0}, "factors: expected a whole number of at least 1, got 0"), ({"terms": -1}, "terms: expected a whole number of at least 0"),
         ({"shown": 0}, "shown"), ({"hidden": 0}, "hidden"), ({"held_out": 1.0}, "held_out: expected 0, or a share"), ({"held_out": -0.1}, "held_out"),
-        ({"held_out": 0.001}, "leaves functions in both splits"), ({"told": 3}, "told: expected 0 to 2"),
+        ({"held_out": 0.001}, "functions in both splits"), ({"told": 3}, "told: expected 0 to 2"),
         ({"instruction": "x"}, "instruction: expected the text to contain {question}"),
     ],
 )  # fmt: skip

@@ -118,7 +118,7 @@ def test_stages_follow_the_update_at_random(seeds=50):
         ({"every": 1, "options": {"turns": []}}, "options with lists of values"),
         ({"every": 1, "options": {"turns": [1, "two"]}}, "growth"),
         ({"every": 1, "options": {"turn": [1]}}, "turn: 1: protocol debate: unknown .*'turn'.*turns"),
-        ({"every": 1, "options": {"quote": [1]}}, "expected an option that is a whole number, got quote="),
+        ({"every": 1, "options": {"quote": [1]}}, "expected an option that is whole, got quote="),
         ({"every": 1, "options": {"options.limit": [1]}}, "unknown .*'options'"),
         ({"every": 1, "options": {"turns": [0]}}, "turns: 0: "),
         ({"every": 2, "options": {"turns": [1, 4]}}, "up to 4 turns from update 3 on, but 3 in the section protocol"),

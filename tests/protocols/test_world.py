@@ -49,7 +49,7 @@ class TestWorld:
         ]
         game = Game(PlayWorld(place="maze"), TEAM, ["a", "b", "c", "d"], results)
         assert [ask.agent for ask in game.asks] == ["ann", "cy", "cy", "ann"]
-        with pytest.raises(ValueError, match=r"environment 'maze': it wants 'dee' to act, but the agents are \['ann'"):
+        with pytest.raises(ValueError, match=r"environment 'maze': it wants 'dee' to act, of agents \['ann'"):
             Game(PlayWorld(place="maze"), TEAM, ["a"], [Result("1", value={"next": "dee"})])
 
     def test_what_an_action_is_paid_at_once(self):
@@ -70,7 +70,7 @@ class TestWorld:
         ("options", "message"),
         [
             ({}, "place: expected the name of an environment"),
-            ({"place": "x", "turns": 0}, "turns: expected a number of at least 1, got 0"),
+            ({"place": "x", "turns": 0}, "turns: expected a whole number of at least 1, got 0"),
             ({"place": "x", "later": "Go on."}, r"later: it must contain \{news\}"),
             ({"place": "x", "quote": "{nothing}"}, "quote: it may use"),
         ],

@@ -40,7 +40,7 @@ def test_a_question_that_ends_early_is_credited_up_to_its_last_turn_and_stays_na
 
 
 def test_unknown_rules_and_shapes_are_refused():
-    with pytest.raises(ValueError, match="horizon must be one of"):
+    with pytest.raises(ValueError, match="horizon is one of"):
         share_scores(np.zeros((1, 1, 1)), "next")
     with pytest.raises(ValueError, match=r"expected scores \[turn, agent, question\], got shape \(2, 2\)"):
         share_scores(np.zeros((2, 2)))

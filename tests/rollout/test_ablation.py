@@ -303,7 +303,7 @@ def test_several_samples_are_averaged(tmp_path):
             {"reward": {"rules": [{"mix": {"weights": {"shapley": 1.0}}}]}},
             "reads the reward 'shapley', which nothing gives",
         ),
-        ({"protocol": {"name": "refine"}}, "has no agents that decline"),
+        ({"protocol": {"name": "refine"}}, "no agent declines, so something must stand"),
         ({"branching": {"how": "tree", "group": 4}, "protocol": {"answering": "all"}}, "tree"),
     ],
 )

@@ -43,7 +43,7 @@ def test_rows_are_documents(tmp_path):
     with pytest.raises(TaskError, match=r"row 1 has no text in the column 'text', but \['body'\]; set task.column"):
         len(Documents(str(file), SUMS))
     file.write_text('{"text": "a"}\n{"text": null}\n{"text": 3}')
-    with pytest.raises(TaskError, match=r"row 2: expected a text in the column 'text', got null; remove the row"):
+    with pytest.raises(TaskError, match="row 2: expected a text in the column 'text', got null; remove it"):
         len(Documents(str(file), SUMS))
     assert len(Documents(str(file), SUMS, limit=1)) == 1, "what follows is not read"
 
@@ -115,10 +115,10 @@ def test_evaluations_ask_the_questions_of_the_other_task(corpus):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"longest": 9}, "longest: expected a number of at least 100, got 9"),
-        ({"limit": 0}, "limit: expected a number of at least 1, got 0"),
-        ({"questions": {"name": "episodes"}}, "questions: 'episodes' cannot grade an answer"),
-        ({"questions": {"name": "mixture", "tasks": {"a": SUMS, "b": SUMS}}}, "questions: 'mixture' cannot grade"),
+        ({"longest": 9}, "longest: expected a whole number of at least 100, got 9"),
+        ({"limit": 0}, "limit: expected a whole number of at least 1, got 0"),
+        ({"questions": {"name": "episodes"}}, "questions: expected a task with labels"),
+        ({"questions": {"name": "mixture", "tasks": {"a": SUMS, "b": SUMS}}}, "questions: expected a task with labels"),
     ],
 )
 def test_options_are_checked(options, words):
@@ -145,9 +145,7 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path):
 def test_a_binary_file_is_no_document(content, name, tmp_path):
     (tmp_path / name).write_bytes(content)
     for source in (f"{tmp_path}/{name}", f"{tmp_path}/pap*"):
-        with pytest.raises(
-            TaskError, match=rf"{name}: expected a text, got a binary file that begins with b'.*; write its"
-        ):
+        with pytest.raises(TaskError, match=r"expected a text, got a binary file that begins with b'%PDF-1\.7'; give"):
             len(Documents(source, SUMS))
 
 

@@ -219,7 +219,7 @@ def test_local_rows_are_read_as_the_hub_writes_them(tmp_path):
     ("content", "message"),
     [
         ("", "holds no rows"),
-        ('{"question": "?", "answer": ""}', r"row 1 \(gsm8k-0\) has no answer; remove the row or fill it in"),
+        ('{"question": "?", "answer": ""}', r"row 1 \(gsm8k-0\) has no answer; remove or fill it"),
         ('{"question": "?", "answer": null}', r"row 1 \(gsm8k-0\) has no answer"),
         (
             '{"answer": "3"}',
@@ -227,7 +227,7 @@ def test_local_rows_are_read_as_the_hub_writes_them(tmp_path):
         ),
         (
             '{"problem": "?", "final": "3", "level": 1}',
-            "no column 'question' and no column 'answer'; it has problem, final, level: set task.question_column: "
+            "no column 'question' and 'answer'; it has problem, final, level: set task.question_column: "
             "problem and task.answer_column: final",
         ),
         ('{"question": "?", "anwser": "3"}', "no column 'answer'; .*: set task.answer_column: anwser"),

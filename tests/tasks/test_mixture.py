@@ -100,5 +100,5 @@ def test_agent_rl_gives_each_task_advantages_of_one_size(tmp_path):
 def test_the_column_task_needs_a_mixture(tmp_path):
     values = recipe_values("agent_rl", tmp_path)
     values["task"] = {"name": "toy_sum"}
-    with pytest.raises(ConfigError, match="column 'task', which is not recorded here"):
+    with pytest.raises(ConfigError, match="column 'task', which is not recorded; there are"):
         from_dict(values, "test")

@@ -40,7 +40,7 @@ def test_the_adapters_are_those_of_a_configuration_unless_another_is_given(base)
 @pytest.mark.parametrize(("agents", "message"), [
     ("ann", r"agents: expected a list of names or of Agent, got 'ann'; write \['ann'\]"),
     (["ann", "q_proj"], "agent 'q_proj': 'q_proj' is also the name of a part of its model"),
-    ([Agent("ann", adapter="x")], "agent 'ann': it brings a model, an adapter or turns of its own"),
+    ([Agent("ann", adapter="x")], "agent 'ann': it brings a model, adapter or turns"),
 ])  # fmt: skip
 def test_what_does_not_fit_one_base_is_refused(base, agents, message):
     with pytest.raises(ValueError, match=message):

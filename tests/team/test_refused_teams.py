@@ -30,7 +30,7 @@ REFUSED = {
     "no model": (lambda m, t, o: [Agent("ann")], "agent 'ann': pass a model and its tokenizer"),
     "no template": (lambda m, t, o: without_template(m, t), "agent 'ann': the tokenizer has no chat template"),
     "no adapter": (lambda m, t, o: [Agent("ann", m, t, adapter="ann")], "agent 'ann': no adapter 'ann'; the model has none: pass a PeftModel"),
-    "mixed adapters": (lambda m, t, o: [Agent("ann", peft.PeftMixedModel(m, LoraConfig(**LORA)), t)], "PeftMixedModel mixes adapters of several kinds"),
+    "mixed adapters": (lambda m, t, o: [Agent("ann", peft.PeftMixedModel(m, LoraConfig(**LORA)), t)], "mixed adapters are not supported"),
     "adapters that cannot be saved": (lambda m, t, o: beside(m, t), "adapter 'bob' could not be saved beside 'ann': PEFT asks for"),
     "turns with two tokenizers": (lambda m, t, o: [Agent("ann", by_turn=(Agent("a", m, t), Agent("b", *o)))], "the very same tokenizer"),
     **{name: (lambda m, t, o, name=name: [Agent("ann", None, None, policy=name)], "its name holds a slash") for name in ("x/..", "/elsewhere/x", "org/model")},

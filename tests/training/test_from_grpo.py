@@ -197,7 +197,7 @@ def test_rows_that_are_no_prompts_are_refused_before_anything_runs(rows, message
     ([], {}, "reward_funcs: expected a function or a list of functions, got an empty list"),
     ("org/reward-model", {}, r"reward_funcs: expected functions .* got 'org/reward-model'; a reward model is"),
     ([length, length], {}, r"different names, got \['length', 'length'\]; rename one"),
-    (length, {"reward_weights": [1, 2]}, r"reward_weights: expected 1 numbers, one for each of \['length'\], got 2"),
+    (length, {"reward_weights": [1, 2]}, r"reward_weights: expected 1 numbers, for \['length'\], got 2"),
     (length, {"task": Arithmetic()}, "expected either task or train_dataset, got both"),
     (length, {"eval_task": Arithmetic(), "eval_dataset": ROWS}, "either eval_task or eval_dataset, got both"),
     (torch.nn.Linear(2, 1), {}, "a reward model is a source of its own"),
@@ -238,7 +238,7 @@ def test_a_wrong_parameter_of_a_reward_function_is_told_in_a_few_lines(tmp_path,
 
 def test_arguments_of_trls_trainer_are_refused(tmp_path):
     args = GRPOConfig(output_dir=str(tmp_path), use_cpu=True)
-    with pytest.raises(ValueError, match=r"expected a MultiAgentPPOConfig, got a GRPOConfig; docs/howto/from_grpo"):
+    with pytest.raises(ValueError, match="expected a MultiAgentPPOConfig, got a GRPOConfig; see docs/howto/from_grpo"):
         MultiAgentPPOTrainer(args, Team([agent("solo")]), train_dataset=ROWS, reward_funcs=length)
 
 
@@ -255,7 +255,7 @@ def test_trls_names_in_yaml_lead_to_those_here():
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     some([
-        (lambda completions: [1.0], RewardFailure, "expected a list of 8 values, one for each completion, got 1 values"),
+        (lambda completions: [1.0], RewardFailure, "expected 8 values, for each completion, got 1 values"),
         (lambda completions: 1 / 0, RewardFailure, "test_from_grpo.py, line [0-9]+: ZeroDivisionError"),
         (lambda completions: [None] * 8, RewardFailure, "no reward source scored agent 'solo', turn 1"),
         (lambda completions, completion_ids: [[0.0] * len(i) for i in completion_ids], RewardFailure, "gave a list of numbers"),

@@ -581,7 +581,7 @@ def test_nothing_of_another_run_is_overwritten(team, tmp_path):
     run = tmp_path / "run"
     trainer_of(run, team(), updates=1).train()
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(RunExists, match="holds another run, and nothing is overwritten"):
+    with pytest.raises(RunExists, match="holds another run; --resume"):
         trainer_of(run, team(), updates=1).train()
     for gone in ("metrics.jsonl", "dialogues.jsonl"):
         (run / gone).unlink()

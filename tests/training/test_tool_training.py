@@ -167,7 +167,7 @@ def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
     ({"environments": {"counter": {"use": "worldly:Counter", "agents": ["ann"]}}},
      r"agents\.bob\.tools: environment 'counter' is for \['ann'\]; add 'bob'"),
     ({"branching": {"how": "tree", "group": 2}, "reward": {"sources": {"label": 1.0}, "rules": ["own"]}},
-     "tree compares what agents say right after they said it"),
+     "tree compares what agents say at once"),
     ({"ppo": {"response_length": 8, "aggregation": "sequence_sum"}}, r"ppo\.aggregation: sequence_sum looks at each"),
     ({"ppo": {"response_length": 8, "ratio": "sequence"}}, r"ppo\.ratio: sequence looks at each completion"),
     ({"branching": {"how": "fork_every", "group": 2}, "environments": {"counter": {"use": "worldly:Counter", "agents": ["bob"], "forks": "no"}}}, "environment 'counter' can be neither copied nor replayed"),

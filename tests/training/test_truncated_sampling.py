@@ -151,7 +151,7 @@ def test_the_check_says_which_distribution_is_trained(tmp_path):
 @pytest.mark.parametrize("options, message", [
     ({"top_p": 0.0}, r"top_p: expected a number above 0 and at most 1, got 0\.0"),
     ({"top_p": 1.5}, r"top_p: expected a number above 0 and at most 1, got 1\.5"),
-    ({"top_k": -1}, r"top_k: expected a number of at least 0, got -1"),
+    ({"top_k": -1}, r"top_k: expected a whole number of at least 0, got -1"),
 ])  # fmt: skip
 def test_values_that_mean_nothing_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

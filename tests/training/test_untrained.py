@@ -129,7 +129,7 @@ def test_a_source_that_does_not_expect_helpers_is_told_what_it_was_shown():
         return [[1.0 for u in d.utterances if u.answers] for d in dialogues]
 
     shown = r"also shown utterances that do not answer the question \(ann's, for example\).*: return None for those"
-    with pytest.raises(RewardFailure, match=rf"'mine' failed on task arithmetic: .*AttributeError.*{shown}"):
+    with pytest.raises(RewardFailure, match=r"'mine' failed on arithmetic: .*AttributeError"):
         credited({"mine": by_grade}, {"mine": 1.0})
     with pytest.raises(RewardFailure, match=rf"one value for each of their 3 utterances, got \[\[1.0\]\].*{shown}"):
         credited({"mine": of_answers}, {"mine": 1.0})

@@ -647,7 +647,7 @@ def test_a_folder_without_weights_is_no_model_and_no_adapter(tmp_path):
 def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    with pytest.raises(ConfigError, match=r"^nosuch: no such file or folder, and as a recipe unknown 'nosuch'; known:"):
+    with pytest.raises(ConfigError, match=r"^nosuch: no such file or folder; a recipe unknown 'nosuch'; known"):
         read_values("nosuch")
     with pytest.raises(ConfigError, match=r"^run: is a folder; expected a YAML file$"):
         read_values("run")

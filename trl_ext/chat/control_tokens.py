@@ -61,9 +61,7 @@ class ControlTokens:
             if not any(self._places(piece) for piece in normal):
                 return pieces
             pieces = [cut for piece in normal for cut in self._cut(piece)]
-        raise ControlTokenError(
-            f"the tokenizer's normalizer makes a control token of {text!r:.80}; use another tokenizer"
-        )
+        raise ControlTokenError(f"the tokenizer's normalizer makes a control token of {text!r:.80}; use another one")
 
     def marked(self, messages: list[dict[str, Any]], mark: str) -> list[dict[str, Any]]:
         """Return ``messages`` with ``mark`` at every place where a control token must be cut."""

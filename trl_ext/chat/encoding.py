@@ -82,19 +82,11 @@ def check_tokenizer(tokenizer: Tokenizer, owner: str) -> None:
         ChatError: one of them is missing. ``owner`` says in the message whose tokenizer it is.
     """
     if tokenizer.eos_token_id is None:
-        raise ChatError(
-            f"{owner}: the tokenizer has no EOS token, so a completion could never end; set tokenizer.eos_token"
-        )
+        raise ChatError(f"{owner}: the tokenizer has no EOS token, so no completion could end; set tokenizer.eos_token")
     if tokenizer.pad_token_id is None:
-        raise ChatError(
-            f"{owner}: the tokenizer has no padding token; set tokenizer.pad_token "
-            "(tokenizer.pad_token = tokenizer.eos_token is fine here: masks are never inferred from ids)"
-        )
+        raise ChatError(f"{owner}: the tokenizer has no padding token; set tokenizer.pad_token, perhaps its EOS token")
     if not tokenizer.chat_template:
-        raise ChatError(
-            f"{owner}: the tokenizer has no chat template; set tokenizer.chat_template "
-            "(trl_ext.chat.encoding.FALLBACK_TEMPLATE suits base models)"
-        )
+        raise ChatError(f"{owner}: the tokenizer has no chat template; set one, such as encoding.FALLBACK_TEMPLATE")
 
 
 def render(
@@ -122,10 +114,7 @@ def render(
         return render_template(template, messages, generate, {**tokenizer.special_tokens_map, **(options or {})}, tools)
     except TemplateFailed as error:
         roles = ", ".join(message["role"] for message in messages[:4])
-        raise ChatError(
-            f"the chat template of {tokenizer.name_or_path!r} cannot render {roles} messages ({error}); use another "
-            "template"
-        ) from None
+        raise ChatError(f"the chat template of {tokenizer.name_or_path!r} cannot render {roles} ({error})") from None
 
 
 def _marked(

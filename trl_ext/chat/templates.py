@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_ext.chat.template_worker import MEMORY, SECONDS
 from trl_ext.chat.written_calls import read_written_calls
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, retold
 from trl_ext.process.inherited import inherited
 from trl_ext.process.servant import Lost, Servant, receive
 
@@ -43,10 +43,8 @@ class _Renderer(Servant):
         Raises:
             RuntimeError: it ended before.
         """
-        try:
+        with retold(Lost, lambda _: RuntimeError(f"{WORKER} did not start; what it wrote is above")):
             receive(end)
-        except Lost:
-            raise RuntimeError(f"{WORKER} did not start; what it wrote is above") from None
 
 
 _renderer = _Renderer()

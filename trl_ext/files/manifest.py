@@ -60,10 +60,7 @@ def verify(folder: Path, required: Iterable[str] = CHECKPOINT) -> None:
             raise DamagedCheckpoint(f"{error.filename}: {error.strerror}; use another checkpoint") from error
         raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}); make it readable") from error
     if unlisted:
-        raise CheckpointError(
-            f"{folder}: holds {unlisted[0]!r}, which is not in its {MANIFEST}; move the file somewhere else, or use "
-            "another checkpoint"
-        )
+        raise CheckpointError(f"{folder}: holds {unlisted[0]!r}, which is not in its {MANIFEST}; move it elsewhere")
 
 
 def _read_manifest(folder: Path, required: Iterable[str]) -> dict[str, str]:

@@ -33,9 +33,7 @@ def below(folder: str | Path, name: str) -> Path:
         UnsafeName: ``name`` is not the plain name of one file or folder, so that the path could lie anywhere.
     """
     if fault := fault_of_name(name):
-        raise UnsafeName(
-            f"{name!r:.80} {fault}, so that it cannot name a part of {folder}; use letters, digits, '-' and '_'"
-        )
+        raise UnsafeName(f"{name!r:.80} {fault}, so it cannot name a part of {folder}; use letters, digits, '-', '_'")
     return Path(folder) / name
 
 

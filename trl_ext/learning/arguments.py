@@ -86,10 +86,7 @@ def check_training_arguments(args: TrainingArguments) -> None:
         if name.startswith(kind):
             raise ValueError(f"optim: {name} cannot be used here, because {why}; use adamw_torch")
     if args.lr_scheduler_type == "reduce_lr_on_plateau":
-        raise ValueError(
-            "lr_scheduler_type: reduce_lr_on_plateau cannot be used here, because it steps by a metric and not by "
-            "updates; use another schedule, such as warmup_stable_decay"
-        )
+        raise ValueError("lr_scheduler_type: reduce_lr_on_plateau steps by a metric; use one that steps by updates")
     if args.metric_for_best_model in ("loss", "eval_loss"):
         raise ValueError("metric_for_best_model: evaluations have no loss; name a metric of theirs, such as 'score'")
     if args.logging_strategy == "epoch":

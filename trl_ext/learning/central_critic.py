@@ -63,9 +63,7 @@ class CentralCritic:
             WorldError: the launcher shards weights. A forward of one policy would then have to gather the critic.
         """
         if strategy_of(accelerator).sharded:
-            raise WorldError(
-                "critic: central cannot be sharded by DeepSpeed or FSDP; start without them, or use critic: head"
-            )
+            raise WorldError("critic: central cannot be sharded; start without DeepSpeed and FSDP, or use critic: head")
         args = self.args
         share_reading(self.model)
         place(self.model, accelerator.device)

@@ -200,9 +200,7 @@ class CheckpointWriter:
                 self._open.__exit__(*sys.exc_info())
                 raise
         except NoSpace as error:
-            raise CheckpointError(
-                f"{error}; older checkpoints are whole. Lower save_total_limit if you can, and resume"
-            ) from error
+            raise CheckpointError(f"{error}; older ones are whole. Lower save_total_limit, and resume") from error
 
 
 class SavingLost(CheckpointError):

@@ -29,16 +29,11 @@ def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
             tokenizer. The message begins with ``where``.
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"{where}: expected a loaded model, got {model!r:.80}; load it with AutoModelForCausalLM.from_pretrained"
-        )
+        raise ValueError(f"{where}: expected a loaded model, got {model!r:.80}; load it with AutoModelForCausalLM")
     _check_plain(model, where)
     base = base_of(model)
     if getattr(base.config, "vision_config", None) is not None:
-        raise ValueError(
-            f"{where}: {type(base).__name__} has a vision part, and vision-language models are not supported; load its "
-            "text part, or another causal language model"
-        )
+        raise ValueError(f"{where}: {type(base).__name__} has a vision part, which nothing trains; load its text part")
     if base.get_output_embeddings() is None:
         raise ValueError(
             f"{where}: {type(base).__name__} has no output head, so it samples no tokens; load it with "
@@ -46,14 +41,9 @@ def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
         )
     check_adapters(model, where)
     if (why := REFUSED.get(base.config.model_type)) is not None:
-        raise ValueError(
-            f"{where}: {type(base).__name__} is not supported, because {why}; use another causal language model"
-        )
+        raise ValueError(f"{where}: {type(base).__name__} is not supported, because {why}; use another model")
     if getattr(base.config.get_text_config(), "output_router_logits", False):
-        raise ValueError(
-            f"{where}: config.output_router_logits is True, for which a forward needs all logits of a batch; set it to "
-            "False, because PPO has no load-balancing loss"
-        )
+        raise ValueError(f"{where}: config.output_router_logits is True; set it to False: PPO has no balancing loss")
     if sees_later_tokens(model):
         raise ValueError(
             f"{where}: {type(base).__name__} sees the tokens that follow, so it has no probability of the next one; "
@@ -61,10 +51,7 @@ def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
         )
     _check_generation(model, where)
     if isinstance(processing_class, ProcessorMixin):
-        raise ValueError(
-            f"processing_class: expected a tokenizer, got the processor {type(processing_class).__name__}; "
-            "vision-language models are not supported"
-        )
+        raise ValueError(f"processing_class: expected a tokenizer, got the processor {type(processing_class).__name__}")
 
 
 def check_apart(models: Mapping[str, nn.Module | None], remedy: str) -> None:
@@ -122,10 +109,7 @@ def check_module(model: Any, where: str, remedy: str) -> None:
 def _check_plain(model: Any, where: str) -> None:
     """Check that a model is not compiled. ``torch.compile`` wraps it in a module that lacks the model's methods."""
     if hasattr(model, "_orig_mod"):
-        raise ValueError(
-            f"{where}: expected a model that is not compiled, got one that torch.compile returned; pass the model "
-            "itself (model._orig_mod)"
-        )
+        raise ValueError(f"{where}: expected a model that is not compiled; pass the model itself (model._orig_mod)")
 
 
 def check_causal(model: Any, where: str) -> None:

@@ -74,9 +74,7 @@ class PPOv2Config(PPOOptions, LearnerOptions, TRLScriptOptions, TrainingArgument
                 raise ValueError(f"{name}: expected a whole number of at least {smallest}, got {getattr(self, name)!r}")
         for name in ("save_strategy", "eval_strategy"):
             if getattr(self, name) not in ("no", "steps"):
-                raise ValueError(
-                    f"{name}: expected 'steps' (counted in updates) or 'no', got {getattr(self, name).value!r}"
-                )
+                raise ValueError(f"{name}: expected 'steps' (updates) or 'no', got {getattr(self, name).value!r}")
 
     @property
     def place_model_on_device(self) -> bool:
@@ -119,7 +117,4 @@ def check_args(args: Any, kind: type) -> None:
         ValueError: they are another trainer's.
     """
     if not isinstance(args, kind):
-        raise ValueError(
-            f"args: expected a {kind.__name__}, got a {type(args).__name__}; docs/howto/from_grpo.md and from_trl.md "
-            "say what TRL's options are called here"
-        )
+        raise ValueError(f"args: expected a {kind.__name__}, got a {type(args).__name__}; see docs/howto/from_grpo.md")

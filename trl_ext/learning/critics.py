@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from trl_ext.errors import retold
 from trl_ext.files.manifest import CheckpointError
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.policy import Policy, load_everywhere, save_weights
@@ -128,9 +129,7 @@ class Critic:
     ):
         self.policy, self.args, self.central_values = policy, args, central_values
         if (central_values is not None) != isinstance(self, CentralValues):
-            raise ValueError(
-                f"policy {policy.name!r}: critic 'central' and central_values go together; pass both or neither"
-            )
+            raise ValueError(f"policy {policy.name!r}: critic 'central' and central_values go together; pass both")
         if args.critic_freeze != "none" and self.trunks == 1:
             raise ValueError(
                 f"policy {policy.name!r}: critic_freeze: {args.critic_freeze} is for critics with a trunk of their "
@@ -333,7 +332,5 @@ def load_head(head: nn.Module, folder: Path) -> None:
     Raises:
         CheckpointError: it cannot be read, or it is not a head of this shape.
     """
-    try:
+    with retold(WeightsError, lambda error: CheckpointError(str(error)), cause=True):
         load_tensors(head, folder / HEAD)
-    except WeightsError as error:
-        raise CheckpointError(str(error)) from error

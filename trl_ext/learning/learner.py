@@ -35,10 +35,10 @@ from trl_ext.models.adapters import (
 )
 from trl_ext.models.forward import (
     base_of,
+    beyond,
     in_regimes,
     length_regimes,
     read_actions,
-    room_of,
     rounds,
     share_reading,
     tree_limits,
@@ -494,9 +494,7 @@ class Learner:
         spread = _scatter(logprobs, rows, torch.arange(len(rows)))
         self._check_finite(rows, {"log-probability": spread, "advantage": rows.advantages})
         by = "" if math.isfinite(sums["policy_loss"]) else f" by objective {self.args.objective}"
-        raise NonFiniteError(
-            f"policy {self.name!r}: the loss{by} is {sums['loss']} on rows {'; '.join(rows.labels[:4])}"
-        )
+        raise NonFiniteError(f"policy {self.name!r}: the loss{by} is {sums['loss']} on {'; '.join(rows.labels[:4])}")
 
     def _zero_loss(self, device: torch.device, critic_only: bool) -> Tensor:
         """Return a loss of 0 through everything that is trained."""
@@ -544,17 +542,10 @@ class Learner:
         for name, model, ids in readers:
             if model is None or not len(rows):
                 continue
-            longest, room = max(ids.tree.lengths), room_of(base_of(model))
-            if room is not None and longest > room:
+            if why := beyond(model, int(ids.input_ids.max()), max(ids.tree.lengths)):
                 raise ValueError(
-                    f"policy {self.name!r}: a row has {longest} tokens, and the {name} reads at most {room}; pass a "
-                    f"{name} with a longer context, or lower response_length"
-                )
-            size, highest = base_of(model).config.get_text_config().vocab_size, int(ids.input_ids.max())
-            if highest >= size:
-                raise ValueError(
-                    f"policy {self.name!r}: token id {highest} is outside the {name}'s vocabulary of {size}; it reads "
-                    f"the policy's ids, so pass a {name} with the policy's tokenizer"
+                    f"policy {self.name!r}: {name}: {why}; pass a {name} with the policy's tokenizer and a context as "
+                    "long, or lower response_length"
                 )
 
     def _check_finite(self, rows: TokenBatch, named: dict[str, Tensor]) -> None:
@@ -572,10 +563,7 @@ def check_mixed_precision(given: str) -> bool:
         ValueError: it is another kind of mixed precision.
     """
     if given not in ("no", "bf16"):
-        raise ValueError(
-            f"mixed_precision: expected 'no' or 'bf16', got {given!r}: loss scaling is not supported here; change "
-            "mixed_precision in the launcher's configuration, or set training.bf16"
-        )
+        raise ValueError(f"mixed_precision: expected 'no' or 'bf16', got {given!r}; change it for the launcher")
     return given == "bf16"
 
 

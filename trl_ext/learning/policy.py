@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.errors import one_line
+from trl_ext.errors import one_line, retold
 from trl_ext.files.manifest import CheckpointError
 from trl_ext.files.paths import below
 from trl_ext.models.adapters import (
@@ -130,10 +130,7 @@ class Policy:
                 ref_adapter = _start_of(self.model, self.adapter)
         if reference is not None:
             if reference is self.model:
-                raise ValueError(
-                    f"policy {self.name!r}: the reference is the policy itself; pass a separate copy, or None to have "
-                    "one made"
-                )
+                raise ValueError(f"policy {self.name!r}: the reference is the policy itself; pass a copy, or None")
             reference.requires_grad_(False).eval()
         self.reference, self.ref_adapter = reference, ref_adapter
 
@@ -167,10 +164,7 @@ class Policy:
             with self.without_adapter() as model:
                 yield model
         else:
-            raise ValueError(
-                f"policy {self.name!r}: no reference is kept, because all weights train and kl_coef is 0; set kl_coef "
-                "above 0, or train a LoRA"
-            )
+            raise ValueError(f"policy {self.name!r}: no reference is kept at kl_coef 0; set it above, or train a LoRA")
 
     # -- its folder -----------------------------------------------------------------------------------------------
 
@@ -276,15 +270,13 @@ def load_weights(model: Any, adapter: Any, folder: Path) -> None:
     if (folder / SHARDS).is_dir():
         load_model(model, Shards(folder / SHARDS), SHARDED_POLICY)
         return
-    try:
+    with retold(WeightsError, lambda error: CheckpointError(str(error)), cause=True):
         if isinstance(model, PeftModel):
             load_adapter_weights(model, adapter, folder)
             return
         # by its own configuration: without a config.json, a model of the default size would be built, perhaps of 7B
         loaded = read_model(type(model), folder, config=copy.deepcopy(model.config), dtype=model.dtype)
         check_fit(model.state_dict(), loaded.state_dict(), folder)
-    except WeightsError as error:
-        raise CheckpointError(str(error)) from error
     model.load_state_dict(loaded.state_dict())
 
 

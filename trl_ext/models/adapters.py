@@ -62,10 +62,7 @@ def check_adapters(model: Any, where: str) -> None:
         AdapterError: one cannot. The message begins with ``where`` and says what to use instead.
     """
     if isinstance(model, PeftMixedModel):
-        raise AdapterError(
-            f"{where}: a PeftMixedModel mixes adapters of several kinds, which is not supported; use get_peft_model "
-            "without mixed=True"
-        )
+        raise AdapterError(f"{where}: mixed adapters are not supported; use get_peft_model without mixed=True")
     for name, config in model.peft_config.items() if isinstance(model, PeftModel) else ():
         if (why := fault(config)) is not None:
             raise AdapterError(f"{where}: its adapter {name!r} cannot be used: {why}")
@@ -315,10 +312,7 @@ def copy_adapter(model: Any, source: str, name: str, trainable: bool = False) ->
             the base, or an adapter of the user's has this name.
     """
     if name in model.peft_config and not hasattr(model.peft_config[name], COPIED):
-        raise AdapterError(
-            f"adapter {name!r}: this name is that of the copy that {source!r} needs for its reference, its critic or "
-            "its past; give the adapter another name"
-        )
+        raise AdapterError(f"adapter {name!r}: the copy of {source!r} has this name; give the adapter another name")
     if shared_parameters(model, source):
         raise AdapterError(
             f"adapter {source!r} trains biases of its base (bias={model.peft_config[source].bias!r}), of which there "
@@ -387,9 +381,7 @@ def _check_copy(model: Any, source: str, name: str) -> None:
             model.set_adapter(adapter)
             outputs.append(base(input_ids=ids)[0].float())
     if not torch.allclose(outputs[0], outputs[1], atol=1e-4, rtol=1e-2):
-        raise AdapterError(
-            f"with the same weights their outputs differ by {float((outputs[0] - outputs[1]).abs().max()):.2g}"
-        )
+        raise AdapterError(f"with the same weights they differ by {float((outputs[0] - outputs[1]).abs().max()):.2g}")
 
 
 def set_state(model: Any, adapter: str, state: Mapping[str, Tensor]) -> None:

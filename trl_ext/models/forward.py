@@ -161,6 +161,14 @@ def share_reading(model: Any) -> None:
     _readings[model] = distributed.broadcast_from_main(reading_of(model) if distributed.is_main() else None)
 
 
+def beyond(model: Any, highest: int, longest: int) -> str:
+    """Return why a model cannot read rows whose highest token id and number of tokens are these, or an empty text."""
+    size, room = base_of(model).config.get_text_config().vocab_size, room_of(base_of(model))
+    if highest >= size:
+        return f"token id {highest} is outside its vocabulary of {size}"
+    return f"a row has {longest} tokens, and it reads at most {room}" if room is not None and longest > room else ""
+
+
 def room_of(model: Any) -> int | None:
     """Return how many tokens a Hugging Face model can read, or None if its configuration sets no limit."""
     context = context_of(model.config)

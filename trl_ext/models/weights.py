@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, retold
 from trl_ext.models.adapters import base_state, changes_base, initialisation, leave_meta, narrow_as_saved
 from trl_ext.models.adapters import fault as adapter_fault
 from trl_ext.models.attention import fault
@@ -52,6 +53,11 @@ class WeightsError(UserError, ValueError):
     """Weights that cannot be read, or do not fit their model: some are missing, left over, misshapen or not finite."""
 
 
+def _readable(source: str | Path) -> AbstractContextManager[None]:
+    """Turn whatever a library raises for a damaged file into one line; that may be nearly every kind of error."""
+    return retold(Exception, lambda error: WeightsError(_one_line(error, source)), but=WeightsError, cause=True)
+
+
 def read_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     """Return ``kind.from_pretrained(source)``: a configuration, a tokenizer, or what ``options`` ask for.
 
@@ -61,15 +67,10 @@ def read_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
         WeightsError: it cannot be read, or its ``config.json`` is absurdly large (:func:`check_bounds`). The message is
             one line.
     """
-    try:
-        with hub.asking(source):
-            if "config" not in options:
-                check_bounds(source)
-            return kind.from_pretrained(source, trust_remote_code=False, **options)
-    except WeightsError:
-        raise
-    except Exception as error:  # the libraries raise nearly every kind of error for a damaged file
-        raise WeightsError(_one_line(error, source)) from error
+    with _readable(source), hub.asking(source):
+        if "config" not in options:
+            check_bounds(source)
+        return kind.from_pretrained(source, trust_remote_code=False, **options)
 
 
 def check_bounds(source: str | Path) -> None:
@@ -98,9 +99,7 @@ def check_bounds(source: str | Path) -> None:
                 if key in ("num_labels", "num_classes") and isinstance(value, int):
                     labels = value
                 if labels > MOST_LABELS:
-                    raise WeightsError(
-                        f"{source}: its config.json sets {key} to {labels:,} labels; at most {MOST_LABELS:,} are read"
-                    )
+                    raise WeightsError(f"{source}: its config.json sets {key} to {labels:,}, more than {MOST_LABELS:,}")
                 if isinstance(value, int) and value > MOST_LAYERS and _LAYERS.fullmatch(key):
                     raise WeightsError(f"{source}: its config.json sets {key}={value}; at most {MOST_LAYERS} are built")
         inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
@@ -265,14 +264,11 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
     options: dict[str, Any] = {"adapter_name": name, "is_trainable": trainable}
     if base_of(model).device.type == "meta":  # PEFT would warn that nothing is copied
         options |= {"low_cpu_mem_usage": True, "torch_device": "cpu"}
-    try:
-        with hub.asking(source), forked_rng():  # PEFT draws weights before it reads them
-            if isinstance(model, PeftModel):
-                model.load_adapter(source, **options)
-            else:
-                model = PeftModel.from_pretrained(model, source, **options)
-    except Exception as error:  # as for models
-        raise WeightsError(_one_line(error, source)) from error
+    with _readable(source), hub.asking(source), forked_rng():  # PEFT draws weights before it reads them
+        if isinstance(model, PeftModel):
+            model.load_adapter(source, **options)
+        else:
+            model = PeftModel.from_pretrained(model, source, **options)
     leave_meta(model, name)
     load_adapter_weights(model, name, source)
     return model
@@ -287,20 +283,14 @@ def check_adapter_source(source: str) -> PeftConfig:
     Raises:
         WeightsError: it cannot be used.
     """
-    try:
+    with _readable(source):
         options = _json_of(_adapter_file(source, ADAPTER_OPTIONS), source)
         _adapter_file(source, ADAPTER_WEIGHTS)  # without it, PEFT would read pickled weights
         safe = isinstance(options, dict) and options.get("megatron_config") is None
         with hub.asking(source):
             config = PeftConfig.from_pretrained(source) if safe else None
-    except WeightsError:
-        raise
-    except Exception as error:  # as for models
-        raise WeightsError(_one_line(error, source)) from error
     if config is None:
-        raise WeightsError(
-            f"{source!r} could not be loaded (its {ADAPTER_OPTIONS} names a module to import, or is not a mapping)"
-        )
+        raise WeightsError(f"{source!r} could not be loaded (its {ADAPTER_OPTIONS} is no mapping, or names a module)")
     if (why := adapter_fault(config)) is not None:
         raise WeightsError(f"{source!r} cannot be used: {why}")
     return config
@@ -318,10 +308,8 @@ def load_adapter_weights(model: PeftModel, name: str, source: str | Path) -> Non
     Raises:
         WeightsError: they cannot be read, or tensors are missing, left over, misshapen or not finite.
     """
-    try:
+    with _readable(source):
         weights = load_file(_adapter_file(source, ADAPTER_WEIGHTS))
-    except Exception as error:  # as for models
-        raise WeightsError(_one_line(error, source)) from error
     set_adapter_weights(model, name, weights, source)
 
 
@@ -331,10 +319,9 @@ def set_adapter_weights(model: PeftModel, name: str, weights: dict[str, torch.Te
     Raises:
         WeightsError: tensors are missing, left over, misshapen or not finite.
     """
-    try:
+    # misshapen, or a module that is trained as a whole is missing
+    with retold((RuntimeError, KeyError), lambda error: WeightsError(_one_line(error, source)), cause=True):
         result: Any = set_peft_model_state_dict(model, weights, adapter_name=name)
-    except (RuntimeError, KeyError) as error:  # misshapen, or a module that is trained as a whole is missing
-        raise WeightsError(_one_line(error, source)) from error
     # PEFT's list has the base model's tensors too, and tensors of an adapter that are never saved
     lacking = any(name in key.split(".") for key in result.missing_keys)
     saved = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False) if lacking else {}
@@ -360,10 +347,8 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     Raises:
         WeightsError: the file is missing or damaged, or a tensor is not finite.
     """
-    try:
+    with _readable(file):
         weights = load_file(file)
-    except Exception as error:  # safetensors has an error type of its own
-        raise WeightsError(_one_line(error, file)) from error
     _refuse(file, [], [], [], _not_finite(weights))
     return weights
 

@@ -90,10 +90,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float 
         ValueError: the three tensors do not have one shape [N, T].
     """
     if not rewards.shape == values.shape == mask.shape or rewards.dim() != 2:
-        raise ValueError(
-            f"gae: expected rewards, values and mask of one shape [row, token], got {tuple(rewards.shape)}, "
-            f"{tuple(values.shape)} and {tuple(mask.shape)}"
-        )
+        raise ValueError(f"gae: expected one shape [row, token], got {rewards.shape}, {values.shape} and {mask.shape}")
     mask = mask.bool()
     advantages = torch.zeros_like(values)
     next_value = values.new_zeros(values.shape[0])

@@ -8,7 +8,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
@@ -52,38 +52,96 @@ _BOUNDS = {
 """When a number keeps a bound, and how a message tells the bound, by the name that annotated_types gives it."""
 
 
-def check_numbers(part: Any) -> None:
-    """Check the numbers of the dataclass ``part`` whose types have bounds, such as :data:`Positive`.
+def check_options(part: Any) -> None:
+    """Check the options of the dataclass ``part`` by their types and by what :func:`option` says that they must be.
 
-    A part that is made in Python is checked by this, and what stands in a file by pydantic, which reads the same types.
+    A type may have bounds, such as :data:`Positive`, or allow a few values only (``Literal``). None is allowed where
+    the type says so, and a list has to fit with all its entries. A part that is made in Python is checked by this, and
+    what stands in a file by pydantic, which reads the same types.
 
     Raises:
-        ValueError: a number is out of its bounds, or something else. The message names the field and the bounds.
+        ValueError: an option is something else. The message names it, what was expected, and what to do if that was
+            declared.
     """
-    for name, optional, bounds in _bounded(part.__class__):
+    for name, optional, several, fits, expected, remedy in _typed(part.__class__):
         value = getattr(part, name)
-        if value is None and optional:
-            continue
-        is_number = isinstance(value, numbers.Real) and value < math.inf  # type: ignore[operator]
-        if not is_number or not all(_BOUNDS[kind][0](value, bound) for kind, bound in bounds):  # or it is NaN
-            expected = " and ".join(f"{_BOUNDS[kind][1]} {bound}" for kind, bound in bounds)
-            raise ValueError(f"{name}: expected a number {expected}, got {value!r:.80}")
+        values = value if several and isinstance(value, list | tuple) else [value]
+        if not (value is None and optional) and not all(map(fits, values)):
+            raise ValueError(f"{expected}, got {value!r:.80}{remedy and '; '}{remedy}")
+    for name, optional, must in _musts(part.__class__):
+        if not ((value := getattr(part, name)) is None and optional):
+            must(name, value)
+
+
+class Checked:
+    """A base of dataclasses of options, which are checked when they are made (:func:`check_options`)."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @cache
-def _bounded(kind: type) -> list[tuple[str, bool, list[tuple[str, float]]]]:
-    """Return the name of each field of ``kind`` that is a number with bounds, if it may be None, and the bounds."""
-    # and not those of fields, because the parsers of transformers and TRL write plain types into these
-    hints = {name: hint for base in reversed(kind.__mro__) for name, hint in inspect.get_annotations(base).items()}
+def _typed(kind: type) -> list[tuple[str, bool, bool, Callable[[Any], bool], str, str]]:
+    """Return for each field of ``kind`` whose type has bounds or a few values: its name, whether None is allowed, and a
+    list, which values fit, what was expected where in words, and what else to do."""
     found = []
     for declared in fields(kind):
-        hint = hints[declared.name]
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        marks = [getattr(part, "__metadata__", ()) for part in kinds if part is not NoneType]
-        bounds = [(name, getattr(mark, name)) for mark in marks[0] for name in _BOUNDS if hasattr(mark, name)]
-        if bounds and len(marks) == 1:
-            found.append((declared.name, NoneType in kinds, bounds))
+        kinds = _kinds_of(kind)[declared.name]
+        optional, several = NoneType in kinds, any(get_origin(one) in (list, tuple) for one in kinds)
+        entries = [part for one in kinds for part in _entries(one) if part is not NoneType]
+        told = [one for one in map(_told, dict.fromkeys(entries)) if one is not None]
+        if len(told) == 1 == len(set(entries)):
+            place = f"{kind.__name__}: {declared.name}" if get_origin(entries[0]) is Literal else declared.name
+            expected = f"{place}: expected {told[0][1]}{', or a list of them' if several else ''}"
+            found.append((declared.name, optional, several, told[0][0], expected, remedy_of(declared)))
     return found
+
+
+@cache
+def _kinds_of(kind: type) -> dict[str, list[Any]]:
+    """Return the types that each field of ``kind`` may have, several for a union."""
+    # and not those of fields, because the parsers of transformers and TRL write plain types into these
+    hints = {name: hint for base in reversed(kind.__mro__) for name, hint in inspect.get_annotations(base).items()}
+    return {name: list(get_args(h)) if get_origin(h) in (Union, UnionType) else [h] for name, h in hints.items()}
+
+
+def _entries(hint: Any) -> list[Any]:
+    """Return the type of the entries of a list or of a tuple of any length, or else the type itself."""
+    inside = get_args(hint)
+    several = get_origin(hint) is list or (get_origin(hint) is tuple and inside[1:] == (...,))
+    return list(inside[:1]) if several else [hint]
+
+
+def _told(hint: Any) -> tuple[Callable[[Any], bool], str] | None:
+    """Return which values a type with bounds or a few values allows, and what they are in words."""
+    if get_origin(hint) is Literal:
+        return get_args(hint).__contains__, " or ".join(map(repr, get_args(hint)))
+    marks = getattr(hint, "__metadata__", ())
+    bounds = [(name, getattr(mark, name)) for mark in marks for name in _BOUNDS if hasattr(mark, name)]
+    if not bounds and not any(isinstance(mark, _IsFinite) for mark in marks):
+        return None
+    number: Any = numbers.Integral if hint.__origin__ is int else numbers.Real
+
+    def fits(value: Any) -> bool:
+        is_number = isinstance(value, number) and not isinstance(value, bool) and -math.inf < value < math.inf
+        return is_number and all(_BOUNDS[kind][0](value, bound) for kind, bound in bounds)
+
+    limits = " and ".join(f"{_BOUNDS[kind][1]} {bound}" for kind, bound in bounds) or "that is finite"
+    return fits, f"a {'whole ' if number is numbers.Integral else ''}number {limits}"
+
+
+@cache
+def _musts(kind: type) -> list[tuple[str, bool, Callable[[str, Any], object]]]:
+    """Return the name of each option of ``kind`` that must be something, whether it may be None, and what checks it. A
+    class that gives an option another default has what its base declares."""
+    bases = [base for base in reversed(kind.__mro__) if is_dataclass(base)]
+    musts = {f.name: m for b in bases for f in fields(b) if (m := getattr(f.metadata.get("help"), "must", None))}
+    return [(name, NoneType in _kinds_of(kind)[name], must) for name, must in musts.items()]
+
+
+def remedy_of(declared: Any) -> str:
+    """Return what to do where the type of a field refuses a value, as its :func:`option` says."""
+    return getattr(declared.metadata.get("help"), "remedy", "")
 
 
 def described(schema: dict[str, Any], kind: Any) -> None:
@@ -97,21 +155,49 @@ READ: dict[str, Any] = {"extra": "forbid", "json_schema_extra": described}
 """How pydantic reads a class of options: an unknown key is an error, and editors are shown the help of each key."""
 
 
+def checked(kind: type[T]) -> type[T]:
+    """Let the dataclass ``kind`` check its options (:func:`check_options`) before what it checks itself."""
+    own = getattr(kind, "__post_init__", None)
+    if own is None or "__post_init__" in vars(kind):  # a base's checks them already
+
+        def __post_init__(self: Any) -> None:
+            check_options(self)
+            if own is not None:
+                own(self)
+
+        kind.__post_init__ = __post_init__  # type: ignore[attr-defined]
+    return kind
+
+
 @dataclass_transform()
 def options(*, frozen: bool = False, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
     """Return a decorator that makes a dataclass of options: a plain one, which pydantic reads from a file as
-    :data:`READ` says, and whose numbers are checked by :func:`check_numbers` if it has no ``__post_init__``."""
+    :data:`READ` says, and whose values are checked (:func:`check_options`) before its own ``__post_init__``."""
 
     def make(kind: type[T]) -> type[T]:
         kind.__pydantic_config__ = READ  # type: ignore[attr-defined]
-        if not hasattr(kind, "__post_init__"):
-            kind.__post_init__ = check_numbers  # type: ignore[attr-defined]
-        return dataclass(frozen=frozen, kw_only=kw_only)(kind)
+        return dataclass(frozen=frozen, kw_only=kw_only)(checked(kind))
 
     return make
 
 
-def option(default: Any = MISSING, help: str | None = None, *, factory: Any = MISSING, **metadata: Any) -> Any:
+class _Help(str):
+    """The help of an option, with what else is declared of it. The parsers of transformers and TRL hand all other
+    metadata of a field to argparse."""
+
+    must: Callable[[str, Any], object] | None = None
+    remedy: str = ""
+
+
+def option(
+    default: Any = MISSING,
+    help: str | None = None,
+    *,
+    factory: Any = MISSING,
+    must: Callable[[str, Any], object] | None = None,
+    remedy: str = "",
+    **metadata: Any,
+) -> Any:
     """Return a field of a dataclass of options: its default, and the help text that stands beside it.
 
     Command lines, the reference and the file that shows every key read the text from here. A default that is a list or
@@ -121,12 +207,60 @@ def option(default: Any = MISSING, help: str | None = None, *, factory: Any = MI
         default: the default. Without it and without ``factory``, the option must be given.
         help: what the option is. Values stand in it as in Python: None, True and False.
         factory: a function that makes the default.
+        must: a function of the option's name and its value that raises a ValueError for a wrong one.
+        remedy: what else to do where the type refuses the value.
         **metadata: what else a reader of the field is told, such as the option's name on a command line.
     """
     told = {"help": help, **metadata}
+    if must is not None or remedy:
+        told["help"] = _Help(help)
+        told["help"].must, told["help"].remedy = must, remedy
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, hash=False, metadata=told)
     return field(default=default, default_factory=factory, metadata=told)
+
+
+def must_be_texts(name: str, value: Any) -> None:
+    """Check that an option is a list of texts that are not empty.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) and text for text in value):
+        raise ValueError(f"{name}: expected a list of texts that are not empty, got {value!r:.80}")
+
+
+def must_be_ids(name: str, value: Any) -> None:
+    """Check that an option is a token id, or a list of some.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    ids = value if isinstance(value, list | tuple) else [value]
+    if value is not None and not (ids and all(isinstance(one, int) and one >= 0 for one in ids)):
+        raise ValueError(f"{name}: expected a token id of at least 0, or a list of them, got {value!r:.80}")
+
+
+def must_be_range(name: str, value: Any) -> None:
+    """Check that an option is two finite numbers, the smaller one first.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    ends = list(value) if isinstance(value, list | tuple) else []
+    numbers_only = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
+    if len(ends) != 2 or not numbers_only or ends[0] >= ends[1]:
+        raise ValueError(f"{name}: expected two numbers, the smaller one first, as [0.0, 1.0], got {value!r:.80}")
+
+
+def must_be_different(name: str, values: Any) -> None:
+    """Check that an option lists at least one thing, and none twice.
+
+    Raises:
+        ValueError: it lists none, or one twice.
+    """
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{name}: expected each once and at least one, got {values!r:.80}")
 
 
 class _OneServesToo:
@@ -218,10 +352,11 @@ class PPOOptions:
     keep_states: bool = option(
         True, "Keep the KV cache of a conversation between its turns (memory for speed; not with sliding windows)."
     )
-    keep_states_gib: float | None = option(
+    keep_states_gib: AboveZero | None = option(
         None,
         "Most GiB of kept KV cache; what does not fit is read again, with equal results. None: half of the free "
         "memory.",
+        remedy="keep_states: false keeps nothing",
     )
     max_tokens_per_microbatch: Positive | None = option(
         None,
@@ -238,13 +373,18 @@ class PPOOptions:
         "Where a completion ends. None: at the model's own EOS ids; eos: at the tokenizer's EOS only; none: "
         "always at the full length.",
     )
-    stop_token_id: TokenIds = option(None, "Stop at this id, or one of these, instead.")
+    stop_token_id: TokenIds = option(None, "Stop at this id, or one of these, instead.", must=must_be_ids)
     stop_strings: list[str] | None = option(
         None,
-        "End a completion once its text contains one of these strings, whose tokens it keeps (an agent behind an "
+        must=must_be_texts,
+        help="End a completion once its text contains one of these strings, whose tokens it keeps (an agent behind an "
         "API leaves the string out).",
     )
-    temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
+    temperature: AboveZero = option(
+        0.7,
+        "Sampling temperature; log-probabilities are taken at the same one.",
+        remedy="greedy play is for evaluation",
+    )
     top_p: PositiveShare = option(
         1.0, "Sample from the likeliest tokens that have this share of the probability; 1: from all tokens."
     )
@@ -323,6 +463,7 @@ class PPOOptions:
         None,
         "For hl_gauss: the smallest and the largest return, as [0.0, 1.0]. A return beyond it counts as its end. None: "
         "the range that the scores of a team can take, where its rewards have one.",
+        must=must_be_range,
     )
     value_sigma: AboveZero = option(
         0.75, "For hl_gauss: the standard deviation of the histogram of a return, in widths of a bin."
@@ -330,7 +471,7 @@ class PPOOptions:
     huber_delta: AboveZero = option(10.0, "Error at which the Huber loss turns linear.")
     vf_coef: NotNegative = option(0.1, "Weight of the critic's loss.")
     cliprange_value: NotNegative = option(0.2, "Clip range of the critic's values.")
-    target_kl: float | None = option(
+    target_kl: Finite | None = option(
         None, "End an update's passes early once the approximate KL to the policy that sampled exceeds this."
     )
     gamma: NotNegative = option(1.0, "Discount per token.")
@@ -351,7 +492,6 @@ class PPOOptions:
     whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
 
     def __post_init__(self):
-        check_numbers(self)
         if self.engine_tis_mode != "token_truncate":
             if self.engine_tis_cap is None:
                 raise ValueError(f"engine_tis_mode: {self.engine_tis_mode} needs engine_tis_cap, e.g. 2.0")
@@ -361,36 +501,9 @@ class PPOOptions:
                     f"and cap, got {self.engine_tis_cap}"
                 )
         if self.ratio_to == "sampler" and self.engine_tis_cap is not None:
-            raise ValueError(
-                "ratio_to: sampler and engine_tis_cap both weigh a token by the policy that sampled it; set one of them"
-            )
+            raise ValueError("ratio_to: sampler and engine_tis_cap both weigh a token by its sampler; set one of them")
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
-            raise ValueError(
-                "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only "
-                "add noise"
-            )
-        if self.value_range is not None:
-            ends = list(self.value_range)
-            numbers_only = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
-            if len(ends) != 2 or not numbers_only or ends[0] >= ends[1]:
-                raise ValueError(
-                    "value_range: expected two numbers, the smaller one first, as [0.0, 1.0], got "
-                    f"{self.value_range!r:.80}"
-                )
-        gib = self.keep_states_gib
-        if gib is not None and not (isinstance(gib, int | float) and 0 < gib < math.inf):
-            raise ValueError(
-                f"keep_states_gib: expected a number above 0, got {gib!r}; keep_states: false keeps nothing"
-            )
-        if self.temperature <= 0:
-            raise ValueError(f"temperature: must be above 0, got {self.temperature}; greedy play is for evaluation")
-        if self.stop_strings is not None and (
-            not isinstance(self.stop_strings, list | tuple)
-            or not all(isinstance(s, str) and s for s in self.stop_strings)
-        ):
-            raise ValueError(
-                f"stop_strings: expected a list of texts that are not empty, got {self.stop_strings!r:.80}"
-            )
+            raise ValueError("kl_in: loss needs kl_estimator k2 or k3, as the gradient of k1 is noise around 0")
         if self.stop_token is not None and self.stop_token_id is not None:
             raise ValueError("stop_token and stop_token_id exclude each other; set one of them")
 

@@ -27,10 +27,7 @@ def build_optimizer(groups: list[dict], args: Any, kind: type[Holder]) -> torch.
         ValueError: the strategy ``kind`` cannot shard this optimizer's state.
     """
     if kind.sharded and args.optim not in ("adamw_torch", "adamw_torch_fused"):
-        raise ValueError(
-            f"optim: {args.optim.value!r} keeps a state that {kind.__name__} cannot shard; expected adamw_torch or "
-            "adamw_torch_fused, or start without DeepSpeed and FSDP"
-        )
+        raise ValueError(f"optim: {args.optim.value!r} has a state that {kind.__name__} cannot shard; use adamw_torch")
     from transformers import Trainer  # it imports datasets, which takes half a second
 
     optimizer, options = Trainer.get_optimizer_cls_and_kwargs(args)

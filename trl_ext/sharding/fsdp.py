@@ -71,10 +71,7 @@ class Sharded(Holder):
         """
         shards = {id(parameter) for parameter in self.root.parameters()}
         if any(id(parameter) not in shards for group in groups for parameter in group["params"]):
-            raise distributed.WorldError(
-                "the optimizer was built before FSDP replaced the weights by shards; name an optimizer by args.optim "
-                "instead"
-            )
+            raise distributed.WorldError("the optimizer was built before FSDP; name an optimizer by args.optim instead")
         return build(groups)
 
     def call(self, function: Callable[[], Result]) -> Result:

@@ -213,9 +213,7 @@ class Shards:
         size = torch.Size(shape).numel()
         held = max((first + length for first, length, *_ in self._pieces.get((name, part), ())), default=0)
         if held > size:
-            raise CheckpointError(
-                f"{self.folder}: {name!r} has {held} numbers there, expected {size}; the checkpoint is of another model"
-            )
+            raise CheckpointError(f"{self.folder}: {name!r} has {held} numbers, expected {size}, as of another model")
         return self.read(name, part, 0, size).view(shape)
 
 

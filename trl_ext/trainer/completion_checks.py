@@ -19,10 +19,7 @@ def check_completions(completions: Sequence[Completion], vocabulary: int) -> Non
         NonFiniteError: a score is NaN or infinite.
     """
     if not completions:
-        raise ValueError(
-            "advantage: the batch has no completions; call collect(batch) and score(batch) first, or fill in "
-            "batch.completions"
-        )
+        raise ValueError("advantage: the batch has no completions; call collect and score, or fill completions in")
     for completion in completions:
         _check_ids(completion, "prompt_ids", completion.prompt_ids, vocabulary)
         _check_ids(completion, "response_ids", completion.response_ids, vocabulary)
@@ -32,10 +29,7 @@ def check_completions(completions: Sequence[Completion], vocabulary: int) -> Non
 def _check_ids(completion: Completion, name: str, ids: Any, vocabulary: int) -> None:
     where = f"{completion.label}: {name}"
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-        raise ValueError(
-            f"{where}: expected a list of token ids, got {ids!r:.80}; a tensor has tolist(), and "
-            "tokenizer.encode makes ids of a text"
-        )
+        raise ValueError(f"{where}: expected a list of token ids, got {ids!r:.80}; a tensor has tolist()")
     if not ids:
         raise ValueError(f"{where}: expected at least one token, got none")
     if min(ids) < 0 or max(ids) >= vocabulary:
@@ -48,14 +42,9 @@ def _check_score(completion: Completion) -> None:
     # token_scores are what is trained on, so a score of its own would do nothing
     where, parts, score = completion.label, completion.token_scores, completion.score
     if parts is None and score is None:
-        raise ValueError(
-            f"{where}: has no score; call score(batch) before advantage(batch), or give each Completion a score"
-        )
+        raise ValueError(f"{where}: has no score; call score(batch) before advantage(batch), or give it a score")
     if parts is not None and len(parts) != len(completion.response_ids):
-        raise ValueError(
-            f"{where}: expected one of token_scores for each of {len(completion.response_ids)} sampled tokens, got "
-            f"{len(parts)}"
-        )
+        raise ValueError(f"{where}: expected {len(completion.response_ids)} token_scores, as tokens, got {len(parts)}")
     for name, value in [("score", score), *(("token_scores", part) for part in parts or ())]:
         if value is not None and not math.isfinite(_number(value, f"{where}: {name}")):
             raise NonFiniteError(f"{where}: {name} is {float(value)}")

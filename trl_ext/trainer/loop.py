@@ -177,9 +177,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
             yield
             if self._made > self.state.global_step:
-                raise RuntimeError(
-                    "training: the last update was made and not finished; call finish_update(batch) after update(batch)"
-                )
+                raise RuntimeError("training: the last update was not finished; call finish_update after update")
             self.finish_checkpoint()
             self.load_best()
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -371,15 +369,9 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         """Check that ``batch`` is that of the next update, and that the last update was finished."""
         number = self.state.global_step + 1
         if self._made == number:
-            raise RuntimeError(
-                f"update: update {number} was made already, and not finished; call finish_update(batch) once after "
-                "each update(batch)"
-            )
+            raise RuntimeError(f"update: update {number} is made, and not finished; call finish_update(batch) after it")
         if 0 < self.state.max_steps < number:  # its learning rate may be 0
-            raise RuntimeError(
-                f"update: all {self.state.max_steps} updates of the run are made, so goes_on() is False; raise "
-                "total_episodes"
-            )
+            raise RuntimeError(f"update: all {self.state.max_steps} updates are made; raise total_episodes to go on")
         if batch.number != number:
             raise RuntimeError(
                 f"update: expected the batch of update {number}, got that of update {batch.number}; next_batch() and "

@@ -152,17 +152,13 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
         )
         idle = (["critic_warmup"] if args.critic_warmup else []) + args.for_critics
         if idle and not learner.critic.gives_values:
-            raise ValueError(
-                f"{', '.join(idle)}: critic='none' has nothing to learn; choose another critic, or remove them"
-            )
+            raise ValueError(f"{', '.join(idle)}: critic='none' has nothing to learn; choose another, or remove them")
         self._collate = data_collator or list
         self.setup(Home({"policy": learner}, optimizers), args, train_dataset, eval_dataset, callbacks)
         self.best_metric([*self._sources.names, "score", "ended"])
         updates = args.num_total_batches or 0  # setup has counted them
         if args.critic_warmup >= updates:
-            raise ValueError(
-                f"critic_warmup: only the critic would learn in all {updates} updates; choose a smaller number"
-            )
+            raise ValueError(f"critic_warmup: only the critic would learn in all {updates} updates; lower it")
         self._sources.to(self.accelerator.device)
         self.model = PolicyAndValue(learner.model, learner.critic.kind, learner.critic.model)
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
@@ -356,14 +352,9 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
 
 def _adapted(model: Any, config: PeftConfig) -> PeftModel:
     if not isinstance(config, PeftConfig):
-        raise ValueError(
-            f"peft_config: expected a peft.PeftConfig such as peft.LoraConfig, got {type(config).__name__}"
-        )
+        raise ValueError(f"peft_config: expected a peft.PeftConfig, as peft.LoraConfig, got {type(config).__name__}")
     if isinstance(model, PeftModel):
-        raise ValueError(
-            "peft_config: the model is a PeftModel already; pass it without peft_config to train its adapter, or "
-            "model.merge_and_unload() with peft_config for a new one"
-        )
+        raise ValueError("peft_config: the model is a PeftModel already; leave it out, or pass merge_and_unload()")
     if (why := fault(config)) is not None:
         raise ValueError(f"peft_config: {why}")
     return get_peft_model(model, config)

@@ -44,9 +44,7 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
     """
     filled = [column for column in PROMPT_COLUMNS if _is_filled(row.get(column))]
     if not filled:
-        raise ValueError(
-            f"a row of the data set has no prompt: expected one of {', '.join(PROMPT_COLUMNS)}, got {row!r:.200}"
-        )
+        raise ValueError(f"a row of the data set has no prompt: expected one of {PROMPT_COLUMNS}, got {row!r:.200}")
     columns = {k: v for k, v in row.items() if k not in (*PROMPT_COLUMNS, "attention_mask", "lengths")}
     if filled[0] == "input_ids":
         ids = _without_padding(row, tokenizer)
@@ -55,10 +53,7 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(_not_empty(_encode_open(tokenizer, prompt), row), prompt, columns)
     if not all(isinstance(message, Mapping) and "role" in message and "content" in message for message in prompt):
-        raise ValueError(
-            f"a row of the data set has {filled[0]}={prompt!r:.120}; expected a text, or messages with 'role' and "
-            "'content' (rename 'from' and 'value')"
-        )
+        raise ValueError(f"a row of the data set has {filled[0]}={prompt!r:.120}; expected a text, or role and content")
     messages, begun = [without_nones(message) for message in prompt], ""
     if messages[-1]["role"] == "assistant":
         last = messages.pop()
@@ -180,10 +175,7 @@ def rows_of(batch: Any) -> list[dict[str, Any]]:
     if isinstance(batch, list):
         return batch
     if not isinstance(batch, Mapping) or "input_ids" not in batch or "attention_mask" not in batch:
-        raise ValueError(
-            "data_collator: expected a list of rows, or a mapping with input_ids and attention_mask, got "
-            f"{type(batch).__name__}"
-        )
+        raise ValueError(f"data_collator: expected rows, or input_ids with attention_mask, got {type(batch).__name__}")
     others = {k: v for k, v in batch.items() if k not in ("input_ids", "attention_mask")}
     return [
         {
@@ -207,9 +199,7 @@ def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
             f"one of them, such as dataset[{next(iter(dataset), 'train')!r}]"
         )
     if hasattr(dataset, "iloc"):
-        raise ValueError(
-            f"{name}: expected rows, got a {type(dataset).__name__} of columns; pass Dataset.from_pandas(it)"
-        )
+        raise ValueError(f"{name}: expected rows, got a {type(dataset).__name__} of columns; pass Dataset.from_pandas")
     if dataset is not None and not isinstance(dataset, Sized):
         raise ValueError(
             f"{name}: expected rows that have a number and can be counted, got a {type(dataset).__name__}; load it "
@@ -218,10 +208,7 @@ def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
     if dataset is None or len(dataset) == 0:
         raise ValueError(f"{name}: expected at least one row, got {'None' if dataset is None else 'an empty data set'}")
     if not any(column in dataset[0] for column in PROMPT_COLUMNS):
-        raise ValueError(
-            f"{name}: expected one of the columns {', '.join(PROMPT_COLUMNS)}, got {sorted(dataset[0])}; "
-            "rename the column that holds the question to 'prompt'"
-        )
+        raise ValueError(f"{name}: expected one of the columns {PROMPT_COLUMNS}, got {sorted(dataset[0])}; rename one")
 
 
 def check_columns(dataset: Sequence[dict] | None, name: str, reserved: Sequence[str]) -> None:
@@ -232,7 +219,4 @@ def check_columns(dataset: Sequence[dict] | None, name: str, reserved: Sequence[
     """
     taken = [column for column in reserved if dataset and column in dataset[0]]
     if taken:
-        raise ArgumentError(
-            f"{name}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename "
-            "it"
-        )
+        raise ArgumentError(f"{name}: the column {taken[0]!r} has the name of what a reward function gets; rename it")

@@ -240,9 +240,7 @@ class Resuming:
         check_options(folder, state["options"], deciding_options(self.args))
         if place := place_of(folder, self.folder):
             if place.name != f"checkpoint-{state['global_step']}":  # the run would write one of its number again
-                raise CheckpointError(
-                    f"{place}: is of update {state['global_step']}; give it that number, and resume again"
-                )
+                raise CheckpointError(f"{place}: is of update {state['global_step']}; give it that number, and resume")
             for file in self.record_files():
                 check_records(file)
         else:
@@ -317,10 +315,7 @@ class Resuming:
             CheckpointError: it holds records or checkpoints.
         """
         if (self.folder / COMPLETIONS).exists():
-            raise CheckpointError(
-                f"{self.folder}: holds {COMPLETIONS} of an earlier run, which would be mixed up with this one's; "
-                "choose another output_dir"
-            )
+            raise CheckpointError(f"{self.folder}: holds {COMPLETIONS} of an earlier run; choose another output_dir")
         if checkpoints := numbered_checkpoints(self.folder):
             raise CheckpointError(
                 f"{self.folder}: holds {checkpoints[-1].name} of an earlier run, which would be mixed up with this "

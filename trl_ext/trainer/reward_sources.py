@@ -52,10 +52,7 @@ class RewardSources:
         self.tokenizer = tokenizer
         self.functions = _as_list(functions)
         if wrong := [f for f in self.functions if not callable(f) or isinstance(f, torch.nn.Module)]:
-            raise ArgumentError(
-                f"reward_funcs: expected functions, got {wrong[0]!r:.80}; a reward model is passed as reward_model, or "
-                "behind a server as a function that asks it"
-            )
+            raise ArgumentError(f"reward_funcs: expected functions, got {wrong[0]!r:.80}; models go to reward_model")
         self.model: ModelReward | None = None
         if model is not None:
             quiet(model)

@@ -21,7 +21,7 @@ from trl_ext.copies import own_copy
 from trl_ext.errors import ArgumentError, UserError
 from trl_ext.learning.checks import sees_later_tokens
 from trl_ext.learning.trained import NonFiniteError
-from trl_ext.models.forward import angles_depend_on_length, base_of, room_of, trunk_of
+from trl_ext.models.forward import angles_depend_on_length, base_of, beyond, trunk_of
 from trl_ext.ppo.batch import Completion
 from trl_ext.process.waits import SLICE, Threads, check, result
 
@@ -76,9 +76,7 @@ def call_reward_functions(
             values = values.tolist()
         if not isinstance(values, (list, tuple)) or len(values) != len(completions):
             got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
-            raise RewardError(
-                f"reward {name!r}: expected a list of {len(completions)} values, one for each completion, got {got}"
-            )
+            raise RewardError(f"reward {name!r}: expected {len(completions)} values, for each completion, got {got}")
         named[_unused(name, named)] = [
             _read(value, len(ids), name, f"completion {row} ({text!r:.80})")
             for row, (value, ids, text) in enumerate(zip(values, completion_ids, completions, strict=True))
@@ -140,10 +138,7 @@ class ModelReward:
     def __init__(self, model: Any, tokenizer: Tokenizer, batch_size: int = 64):
         labels = getattr(model.config, "num_labels", 1)
         if labels != 1:
-            raise ValueError(
-                f"reward model: expected one output (num_labels=1), got {labels}; load it with "
-                "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)"
-            )
+            raise ValueError(f"reward model: expected one output, got {labels}; load it with num_labels=1")
         self.model, self.tokenizer, self.batch_size = model.requires_grad_(False).eval(), tokenizer, batch_size
         if getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(
@@ -179,17 +174,10 @@ class ModelReward:
             RewardError: an id is outside the vocabulary.
         """
         base = base_of(self.model)
-        highest, size = max(map(max, rows)), base.config.get_text_config().vocab_size
-        if highest >= size:
+        if why := beyond(base, max(map(max, rows)), max(map(len, rows))):
             raise RewardError(
-                f"reward model: token id {highest} is outside its vocabulary of {size}; pass its own tokenizer as "
-                "reward_processing_class, and texts are scored in place of the policy's ids"
-            )
-        longest, room = max(map(len, rows)), room_of(base)
-        if room is not None and longest > room:
-            raise RewardError(
-                f"reward model: a text has {longest} tokens, and it reads at most {room}; use a model with a longer "
-                "context, or lower response_length"
+                f"reward model: {why}; pass its own tokenizer as reward_processing_class, so that texts are scored and "
+                "not the policy's ids, use a model with a longer context, or lower response_length"
             )
         device = next(self.model.parameters()).device
         if not self._has_score or self._by_length:

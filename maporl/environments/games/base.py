@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
 from maporl.errors import ConfigError
-from maporl.text import check_choices
+from trl_ext.ppo.options import Checked
 
 MARKS = str.maketrans(dict.fromkeys("[]<>().,!:;*'\"`", " "))
 """Replaces brackets and punctuation by spaces."""
@@ -15,7 +15,7 @@ class IllegalMove(ValueError):
     """The words of a player mean no legal move. The protocol decides what follows; no run ends by it."""
 
 
-class Game(ABC):
+class Game(Checked, ABC):
     """One play of a game. A derived class is a dataclass whose fields are the game's options.
 
     ``reset`` begins the game. As long as ``to_move`` names players, each of them is shown ``observe`` and answers;
@@ -40,9 +40,6 @@ class Game(ABC):
     """The most moves that one player makes."""
     seated: int = 0
     """How many play this game. The protocol sets it before ``reset``."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
     @property
     def illegal_others(self) -> float:
@@ -127,10 +124,7 @@ class Game(ABC):
         """
         moves = self.moves(player)
         if not moves:
-            raise ConfigError(
-                "protocol.after_illegal: replace needs legal moves that can be listed, and the game lists none here; "
-                "use end or retry"
-            )
+            raise ConfigError("protocol.after_illegal: replace needs listed moves, and here are none; use end or retry")
         return rng.choice(moves)
 
     def read(self, player: int, text: str) -> str:

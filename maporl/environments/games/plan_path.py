@@ -66,9 +66,7 @@ class PlanPath(Game):
     def __post_init__(self):
         super().__post_init__()
         if self.walls > self.size**2 - 2:
-            raise ValueError(
-                f"walls: expected at most {self.size**2 - 2}, for the start and the goal, got {self.walls}"
-            )
+            raise ValueError(f"walls: expected at most {self.size**2 - 2}, beside start and goal, got {self.walls}")
 
     @property
     def longest(self) -> int:  # type: ignore[override]

@@ -64,7 +64,7 @@ def test_a_conversation_goes_on_with_several_messages_after_what_was_sampled():
 
 
 def test_what_was_sampled_is_not_joined_with_what_another_one_says_as_assistant():
-    with pytest.raises(ChatError, match="cannot render user, assistant, assistant messages"):
+    with pytest.raises(ChatError, match="cannot render user, assistant, assistant"):
         encode_continuation(strict(), [assistant("Bob: 4")], 1, frozenset())
 
 
@@ -77,5 +77,5 @@ def test_a_spelling_of_a_control_token_stays_text_in_a_joined_message():
 def test_results_of_calls_stay_apart():
     template = STRICT.replace("(m.role == 'user') != (loop.index0 % 2 == 0)", "messages | length == 3")
     results = [{"role": "tool", "name": "add", "content": "3"}, {"role": "tool", "name": "add", "content": "4"}]
-    with pytest.raises(ChatError, match="cannot render user, tool, tool messages"):
+    with pytest.raises(ChatError, match="cannot render user, tool, tool"):
         encode_prompt(strict(template), [user("a"), *results])

@@ -281,5 +281,5 @@ def test_a_critic_whose_context_is_short_is_refused(tmp_path):
     model, tokenizer = build("llama")
     short = LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
                         max_position_embeddings=6, num_labels=1, pad_token_id=0)  # fmt: skip
-    with pytest.raises(ValueError, match="a row has 10 tokens, and the value model reads at most 6"):
+    with pytest.raises(ValueError, match="a row has 10 tokens, and it reads at most 6"):
         trainer_of(model, tokenizer, tmp_path, value_model=LlamaForSequenceClassification(short)).train()

@@ -78,7 +78,7 @@ def test_eight_bit_moments_train_and_resume_bit_identically(tiny, tmp_path):
 @pytest.mark.parametrize("kind", [Zero, Sharded])
 def test_states_that_cannot_be_cut_are_refused(tmp_path, kind):
     groups = [{"params": [torch.nn.Parameter(torch.ones(3))], "lr": 0.5}]
-    with pytest.raises(ValueError, match=rf"optim: 'adamw_bnb_8bit' keeps a state that {kind.__name__} cannot shard"):
+    with pytest.raises(ValueError, match="optim: 'adamw_bnb_8bit' has a state that"):
         build_optimizer(groups, arguments(tmp_path, optim="adamw_bnb_8bit"), kind)
 
 

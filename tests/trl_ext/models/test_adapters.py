@@ -329,7 +329,7 @@ def test_adapters_of_the_user_are_not_taken_for_copies(tmp_path):
         team = Team(
             [Agent(name, shared, tokenizer, adapter=name, trainable=name == "ann") for name in shared.peft_config]
         )
-        with pytest.raises(AdapterError, match=f"adapter '{needed}': this name is that of the copy that 'ann' needs"):
+        with pytest.raises(AdapterError, match=f"'{needed}': the copy of 'ann' has this name"):
             team.build_learners(args(tmp_path, **option), 1)
     for name, state in before.items():
         assert all(torch.equal(state[key], tensor) for key, tensor in adapter_state(shared, name).items())

@@ -158,7 +158,7 @@ def test_angles_that_depend_on_the_length_are_those_of_the_text_alone(kind):
 
 
 def test_texts_that_do_not_fit_and_models_that_pool_at_eos_are_refused():
-    with pytest.raises(RewardError, match="a text has 5 tokens, and it reads at most 4"):
+    with pytest.raises(RewardError, match="a row has 5 tokens, and it reads at most 4"):
         ModelReward(llama(max_position_embeddings=4), tokenizer_with()).score_ids([[3, 4, 5, 6, 7]])
     roberta = RobertaForSequenceClassification(
         RobertaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,

@@ -177,10 +177,10 @@ ABSURD = [
     ({"n_layer": 10**12}, r"sets n_layer=1000000000000; at most 1000"),
     ({"text_config": {"num_hidden_layers": 1001}}, r"sets num_hidden_layers=1001; at most 1000"),
     ({"encoder": {"parts": [{"num_encoder_layers": 10**9}]}}, r"sets num_encoder_layers=1000000000; at most 1000"),
-    ({"num_labels": 10**12}, r"sets num_labels to 1,000,000,000,000 labels; at most 100,000 are read"),
-    ({"text_config": {"num_labels": 100_001}}, r"sets num_labels to 100,001 labels; at most 100,000"),
-    ({"id2label": {str(n): "x" for n in range(100_001)}}, r"sets id2label to 100,001 labels; at most 100,000"),
-    ({"label2id": {str(n): n for n in range(100_001)}}, r"sets label2id to 100,001 labels; at most 100,000"),
+    ({"num_labels": 10**12}, "sets num_labels to 1,000,000,000,000, more than 100,000"),
+    ({"text_config": {"num_labels": 100_001}}, "sets num_labels to 100,001, more than 100,000"),
+    ({"id2label": {str(n): "x" for n in range(100_001)}}, "sets id2label to 100,001, more than 100,000"),
+    ({"label2id": {str(n): n for n in range(100_001)}}, "sets label2id to 100,001, more than 100,000"),
     ({"note": "x" * 2**24}, r"its config.json has 16,\d+,\d+ bytes; at most 16,777,216 are read"),
 ]
 
@@ -322,7 +322,7 @@ def test_an_adapter_that_is_pickled_or_names_a_module_is_refused(folder, adapter
     file = adapter / "adapter_config.json"
     kept = file.read_text()
     file.write_text(json.dumps(json.loads(kept) | {"megatron_config": {"a": 1}, "megatron_core": "antigravity"}))
-    with pytest.raises(ConfigError, match="names a module to import"):
+    with pytest.raises(ConfigError, match="names a module"):
         load_agent(model=str(folder), adapter=str(adapter))
     file.write_text(kept)
     (adapter / "adapter_model.safetensors").unlink()
@@ -451,7 +451,9 @@ def test_a_tokenizer_that_cannot_encode_is_refused_before_its_model_loads(folder
     file = folder / "tokenizer.json"
     whole = json.loads(file.read_text())
     file.write_text(json.dumps({**whole, "model": whole["model"] | {"unk_token": "nowhere"}}))
-    with pytest.raises(ConfigError, match=r"agents\.ann: its tokenizer cannot encode a short chat \(.*UNK"):
+    with pytest.raises(
+        ConfigError, match=r"agents\.ann: its tokenizer cannot encode a chat \(WordLevel error: Missing \[UNK"
+    ):
         load_tokenizers(config_of(model=str(folder)))
 
 

@@ -40,7 +40,7 @@ def test_ranges_of_several_processes_are_read_as_one(tmp_path):
     assert shards.whole("a", "weight", (2, 5)).tolist() == numbers.view(2, 5).tolist()
     with pytest.raises(CheckpointError, match=r"holds numbers 0 to 10 of 'a' \(weight\), expected 0 to 12"):
         shards.whole("a", "weight", (3, 4))
-    with pytest.raises(CheckpointError, match="has 10 numbers there, expected 9"):
+    with pytest.raises(CheckpointError, match="has 10 numbers, expected 9"):
         shards.whole("a", "weight", (3, 3))
     with pytest.raises(CheckpointError, match="'b'"):
         shards.read("b", "weight", 0, 1)

@@ -57,7 +57,7 @@ def test_own_measures_are_logged_and_a_loss_that_is_no_number_names_the_objectiv
 
     monkeypatch.setitem(OBJECTIVES, "trusting", trusting)
     trainer = trainer_of(tiny, tmp_path, objective="trusting", num_ppo_epochs=1, num_mini_batches=1)
-    with pytest.raises(NonFiniteError, match=r"the loss by objective trusting is nan on rows update 2, "):
+    with pytest.raises(NonFiniteError, match="the loss by objective trusting is nan on update 2"):
         trainer.train()
     first = trainer.state.log_history[0]
     assert first["measure/trust"] == pytest.approx(2.0) and first["val/ratio"] == pytest.approx(1.0, abs=1e-4)
@@ -85,10 +85,10 @@ def test_two_scores_that_contradict_each_other_are_refused(tiny, tmp_path):
     ({"score": "good"}, ValueError, "c0: score: expected a number, got 'good'"),
     ({"score": torch.ones(2)}, ValueError, r"c0: score: expected a number, got tensor"),
     ({"score": 9.0, "token_scores": [1.0, 1.0]}, ValueError, "c0: score is 9, but its token_scores have the sum 2"),
-    ({"score": 1.0, "token_scores": [1.0]}, ValueError, "c0: expected one of token_scores for each of 2 sampled tokens, got 1"),
+    ({"score": 1.0, "token_scores": [1.0]}, ValueError, "c0: expected 2 token_scores, as tokens, got 1"),
     ({"score": 1.0, "token_scores": [1.0, float("inf")]}, NonFiniteError, "c0: token_scores is inf"),
     ({"prompt_ids": torch.tensor([3, 4])}, ValueError, r"c0: prompt_ids: expected a list of token ids, got tensor\(.*tolist"),
-    ({"response_ids": "ab"}, ValueError, "c0: response_ids: expected a list of token ids, got 'ab'; .*tokenizer.encode"),
+    ({"response_ids": "ab"}, ValueError, r"c0: response_ids: expected a list of token ids, got 'ab'; a tensor has tolist\(\)"),
     ({"response_ids": []}, ValueError, "c0: response_ids: expected at least one token"),
     ({"response_ids": [60000]}, ValueError, "c0: response_ids: token id 60000 is outside the model's vocabulary of"),
     ({"response_ids": [-1]}, ValueError, "c0: response_ids: token id -1 is outside"),
@@ -119,7 +119,7 @@ def test_steps_that_are_left_out_or_made_twice_are_named(tiny, tmp_path):
         return trainer.score(trainer.collected())
 
     with trainer.training():
-        with pytest.raises(ValueError, match=r"advantage: the batch has no completions; call collect\(batch\)"):
+        with pytest.raises(ValueError, match="advantage: the batch has no completions; call collect"):
             trainer.advantage(trainer.next_batch())
         with pytest.raises(ValueError, match="completion 0: has no score; call score"):
             trainer.advantage(trainer.collected())
@@ -144,7 +144,7 @@ def test_steps_that_are_left_out_or_made_twice_are_named(tiny, tmp_path):
 
 def test_a_last_update_that_is_not_finished_is_named(tiny, tmp_path):
     trainer = trainer_of(tiny, tmp_path)
-    with pytest.raises(RuntimeError, match="the last update was made and not finished"), trainer.training():
+    with pytest.raises(RuntimeError, match="the last update was not finished"), trainer.training():
         trainer.update(trainer.advantage(trainer.score(trainer.collected())))
 
 

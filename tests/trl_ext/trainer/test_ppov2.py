@@ -302,7 +302,7 @@ def test_failing_rewards_are_errors_never_zero(tiny, tmp_path):
 
     cases = {
         r"'broken' raised KeyError: 'label'": broken,
-        r"expected a list of 16 values, one for each completion, got 1 values": lambda p, c, **k: [1.0],
+        "expected 16 values, for each completion, got 1 values": lambda p, c, **k: [1.0],
         r"got float": lambda p, c, **k: 1.0,
         r"no source of \['<lambda>'\] scored completion 0": lambda p, c, **k: [None] * len(c),
     }
