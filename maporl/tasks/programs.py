@@ -289,7 +289,7 @@ class HumanEval(Programs):
     def _rows(self) -> Sequence[dict[str, Any]]:
         rows = _first(read_rows(self.source, "test"), None)
         if len(rows) <= self.held_out:
-            raise TaskError(f"humaneval: {self.source}: {len(rows)} rows, all held_out={self.held_out}; lower it")
+            raise TaskError(f"{self.source}: held_out={self.held_out} leaves none of {len(rows)} rows; lower it")
         return _first(rows[: -self.held_out] if self.split == "train" else rows[-self.held_out :], self.limit)
 
     @staticmethod

@@ -106,7 +106,7 @@ class TinyGSM(ReadTask):
             wanted = None if self.limit is None else self.limit + self.held_out
             rows = list(enumerate(_read(self.source, wanted)))
             if len(rows) <= self.held_out:
-                raise TaskError(f"tinygsm: {self.source}: {len(rows)} rows, held_out={self.held_out}; lower held_out")
+                raise TaskError(f"{self.source}: held_out={self.held_out} leaves none of {len(rows)} rows; lower it")
             training, held_out = rows[: -self.held_out], rows[-self.held_out :]
         if self.split == "train":
             return training, set()

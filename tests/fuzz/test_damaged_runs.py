@@ -243,7 +243,7 @@ def test_a_report_that_cannot_be_written_says_where_and_what_to_do(whole, tmp_pa
     folder = shutil.copytree(whole, tmp_path / "run")
     for output in ("/proc/report.html", tmp_path / "nowhere" / "x.html", tmp_path / ("x" * 300), "/dev/null", tmp_path):
         with pytest.raises(
-            UserError, match=r"(cannot be written: .*; give --output|Give another --output|give --output a file)"
+            UserError, match=r"(cannot be written: .*; give --output|Give another name|give --output a file)"
         ):
             write_report([folder], output)
     folder.chmod(0o555)

@@ -182,7 +182,7 @@ class TestWithThePackage:
         [
             ("vf_sums:Endless", "yields tasks without end; set task.limit"),
             ("vf_sums:Boxes", "its tasks need a container"),
-            ("vf_sums:Sum", "expected a class that derives from"),
+            ("vf_sums:Sum", "expected a class derived from"),
             ("vf_sums:Sumz", "unknown 'Sumz'; did you mean 'Sums'"),
         ],
     )

@@ -439,7 +439,7 @@ def test_what_looks_ahead_is_refused_where_only_one_candidate_has_a_future(case,
 def test_an_advantage_that_compares_turns_is_refused_there_too(change, tmp_path):
     values = tree_values(tmp_path, "tree", {"rules": ["own"]})
     values["advantage"] |= change
-    with pytest.raises(ConfigError, match=r"looks at other turns of a dialogue"):
+    with pytest.raises(ConfigError, match=r"looks at other turns, but with how: "):
         from_dict(values)
 
 

@@ -281,7 +281,7 @@ def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, adva
         values |= {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1.0}, "rules": ["own"]}}
     if (protocol, advantage) in REFUSED:
         with pytest.raises(
-            ConfigError, match=f"names the column '{REFUSED[protocol, advantage]}', which is not recorded here"
+            ConfigError, match=f"names the column '{REFUSED[protocol, advantage]}', which is not recorded; there"
         ):
             from_dict(values)
         return

@@ -335,7 +335,7 @@ def test_without_a_search_agents_attempt_in_turn_and_an_evaluation_has_one_attem
         ),
         (
             {"branching": {"posterior": "beta"}, "reward": {"sources": {"label": 1.0, "format": -0.1}}},
-            "an answer that is wrong, in the expected form would score -0.1 by reward.sources",
+            "an answer that is wrong, in the expected form scores -0.1 by",
         ),
         ({"reward": {"rules": ["last"]}}, "tree_search continues one candidate|what follows an answer"),
     ],

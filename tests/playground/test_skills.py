@@ -164,7 +164,7 @@ def test_a_skill_of_a_task_without_skills_is_refused():
     ("options", "message"),
     [
         ({"skills": ["next", "next"]}, "expected each once"),
-        ({"skills": []}, "expected each skill once"),
+        ({"skills": []}, "expected each once"),
         ({"skills": ["sideways"]}, "skills"),
         ({"digits": 1}, "digits: expected at least 2, got 1"),
         ({"held_out": 1.0}, "held_out: expected less than 1, got 1.0"),

@@ -287,7 +287,7 @@ class Backwards(Protocol):
 
 
 def test_turns_must_rise():
-    with pytest.raises(ConfigError, match="asks agent 'ann' for turn=1, but its next turn is 3 or later"):
+    with pytest.raises(ConfigError, match="asks agent 'ann' for turn=1, below 3; leave turn out"):
         play(Backwards(), {"ann": ["", "", "x"]})
 
 

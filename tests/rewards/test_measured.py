@@ -69,9 +69,7 @@ def test_a_run_reports_the_mean_trained_score_and_what_it_is_without(tmp_path):
     assert len(said) == 24 and after.rewards["reward/score"] == pytest.approx(sum(scores) / 24)
     assert after.rewards["reward/format"] > 0 and "reward/majority" not in after.rewards
     assert list(after.unmeasured) == ["majority", f"{__name__}:Fails"] == list(before.unmeasured)
-    assert after.unmeasured[f"{__name__}:Fails"].startswith(
-        f"it failed: reward source '{__name__}:Fails' failed on task"
-    )
+    assert after.unmeasured[f"{__name__}:Fails"].startswith(f"it failed: reward source '{__name__}:Fails' failed on ")
     logged = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     held_out = next(line for line in logged if "eval_accuracy/turn_2" in line)
     assert held_out["eval_reward/score"] == after.rewards["reward/score"], "the weights after the only update"

@@ -37,7 +37,7 @@ def test_a_run_is_set_back_without_a_change_to_the_lines_that_stay(tmp_path):
 
 def test_another_runs_records_and_damage_are_refused(tmp_path):
     RunFolder(tmp_path).add_metrics(1, {})
-    with pytest.raises(RunExists, match="holds another run, and nothing is overwritten"):
+    with pytest.raises(RunExists, match="holds another run; --resume goes on with it"):
         RunFolder(tmp_path).add_metrics(1, {})
     (tmp_path / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')
     with pytest.raises(DamagedRecord, match="line 1 is damaged"):

@@ -332,9 +332,7 @@ def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(background, tmp_p
     )  # less than a checkpoint's files
     _, shown = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "no space to write it" in shown and "older checkpoints are whole" in shown and "Traceback" not in shown, (
-        shown
-    )
+    assert "no space to write it" in shown and "older ones are whole" in shown and "Traceback" not in shown, shown
     whole = list_checkpoints(folder)
     assert whole and newest_whole(whole) == whole[-1] and not list(folder.glob(".partial-*"))
 

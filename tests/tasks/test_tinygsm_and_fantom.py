@@ -125,7 +125,7 @@ def test_evaluation_rows_follow_the_training_rows_and_share_no_question(tmp_path
     other = write(tmp_path / "o.jsonl", [{"question": "O?", "code": program(3)}])
     assert questions(eval_source=other, split="eval") == ["O?"]
     assert len(questions(eval_source=other)) == 9
-    with pytest.raises(TaskError, match=r"has 9 rows, and held_out=9 leaves none to train on; lower task\.held_out"):
+    with pytest.raises(TaskError, match=r"held_out=9 leaves none of 9 rows; lower it"):
         questions(held_out=9)
 
 

@@ -398,11 +398,11 @@ def test_a_game_with_questions_is_warned_of():
     ({"agents": {"ann": {"tiny": TINY, "lora": {}, "load_in_4bit": True}}}, "agents.ann.load_in_4bit: a tiny model is not quantised"),
     ({"agents": {"ann": {"tiny": TINY, "lora": {}, "load_in_8bit": True}}}, "agents.ann.load_in_8bit: a tiny model is not quantised"),
     ({"reward": {"penalties": {"min_tokens": 50}}},
-     "reward.penalties.min_tokens: answers of fewer than 50 tokens are fined, and those of ann, bob have at most 4, so each of them would be"),
+     "reward.penalties.min_tokens: answers below 50 tokens are fined, and all of ann, bob have 4 or less"),
     ({"reward": {"penalties": {"min_tokens": 4}}, "agents": {"ann": {"tiny": TINY, "sampling": {"max_tokens": 3}}, "bob": {"tiny": TINY}}},
      "those of ann have at most 3"),
     ({"reward": {"sources": {"brevity": 1.0}, "brevity": {"tokens": 3}, "penalties": {"min_tokens": 3}}},
-     "reward.penalties.min_tokens: answers of fewer than 3 tokens are fined, and only shorter ones than 3 earn brevity"),
+     "reward.penalties.min_tokens: answers below 3 tokens are fined; brevity is below 3"),
     ({"reward": {"penalties": {}}, "ppo": {**BASE["ppo"], "stop_token": "none"}},
      "answers that do not end by themselves are fined, and with ppo.stop_token: none no answer does"),
 ])  # fmt: skip

@@ -130,14 +130,14 @@ def test_steps_that_are_left_out_or_made_twice_are_named(tiny, tmp_path):
             trainer.finish_update(batch)
         assert trainer.state.global_step == 0
         trainer.update(batch)
-        with pytest.raises(RuntimeError, match=r"update 1 was made already, and not finished; call finish_update"):
+        with pytest.raises(RuntimeError, match=r"update 1 is made, and not finished; call finish_update"):
             trainer.update(batch)
         trainer.finish_update(batch)
         with pytest.raises(RuntimeError, match="expected the batch of update 2, got that of update 1"):
             trainer.update(batch)
         trainer.finish_update(trainer.update(trainer.advantage(scored())))
         trainer.finish_update(trainer.update(trainer.advantage(scored())))
-        with pytest.raises(RuntimeError, match=r"all 3 updates of the run are made, so goes_on\(\) is False"):
+        with pytest.raises(RuntimeError, match=r"all 3 updates are made"):
             trainer.update(trainer.advantage(scored()))
     assert trainer.state.global_step == 3
 
