@@ -224,7 +224,7 @@ def text_option(default: str | None, help: str) -> Any:
     """
     marked = {name: bool(mark) for doubled, name, mark in _NAMED.findall(help) if not doubled}
     needed = [name for name in marked if marked[name]]
-    must = partial(check_template, allowed=marked.keys(), needed=needed)
+    must = partial(check_template, allowed=list(marked), needed=needed)
     return option(default, _NAMED.sub(r"{\2}", help), must=must)
 
 

@@ -60,7 +60,7 @@ def test_the_longest_answer_of_an_agent():
         ({"temperature": []}, "temperature: expected"),
         ({"temperature": float("nan")}, "temperature: expected"),
         ({"temperature": True}, "temperature: expected"),
-        ({"top_p": 0}, "top_p: expected at most 1"),
+        ({"top_p": 0}, "top_p: expected a number above 0 and at most 1"),
         ({"top_p": [0.5, 1.5]}, "top_p: expected"),
         ({"top_k": -1}, "top_k: expected a whole number of at least 0"),
         ({"max_tokens": 0}, "max_tokens: expected a whole number of at least 1"),
@@ -115,7 +115,7 @@ API = {"engine": "openai", "api": {"model": "m", "base_url": "http://127.0.0.1:9
         ({"agents": agents(sampling={"temperature": 0})}, r"agents\.ann\.sampling\.temperature: it is 0, and agent 'ann' is"),
         ({"agents": agents(sampling={"temperature": [1, 0]})}, "PPO needs the probability of each answer"),
         ({"agents": agents(sampling={"temprature": 1})}, "temperature"),
-        ({"agents": agents(sampling={"top_p": 2})}, "top_p: expected a number above 0"),
+        ({"agents": agents(sampling={"top_p": 2})}, "top_p: expected at most 1, got 2"),
         (
             {"agents": agents(role="solver"), "protocol": {"name": "debate", "sampling": {"solver": {"temperature": 0}}}},
             r"protocol\.sampling\.solver\.temperature: it is 0, and agent 'ann'",

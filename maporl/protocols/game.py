@@ -96,7 +96,8 @@ class PlayGame(Protocol):
         least, most = self.new_game().seats()
         if not least <= len(players) <= most:
             number = f"{least}" if least == most else f"{least} to {most}"
-            raise ValueError(f"{self.label} has {number} player{'s' * (most > 1)} but agents are {list(players)}")
+            how = f"{self.label} has {number} player{'s' * (most > 1)}"
+            raise ValueError(f"{how} but agents are {list(players)}; list that many in protocol.agents")
 
     @property
     def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options

@@ -197,7 +197,7 @@ def _check_for_config(name: str, section: AgentSection, tokenizer: Tokenizer) ->
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{where}: its tokenizer has no EOS token, so no answer could end; use another tokenizer")
     if tokenizer.pad_token_id is None:
-        raise ConfigError(f"{where}: its tokenizer has no padding token; set {where}.pad_token: {tokenizer.eos_token}")
+        raise ConfigError(f"{where}: its tokenizer has no pad token; set {where}.pad_token: {tokenizer.eos_token!r}")
     if not tokenizer.chat_template:
         raise ConfigError(
             f"{where}: its tokenizer has no chat template (a base model?); set {where}.chat_template: fallback for "

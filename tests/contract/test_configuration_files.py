@@ -105,7 +105,7 @@ BAD = {
     "defaults that are not a mapping": ({"agent_defaults": 5}, r"agent_defaults: expected options of agents by name, got 5"),
     "agent that is not a mapping": ({"agents": {"ann": 5}}, r"agents\.ann"),
     "policy that leaves the folder": ({"agents": {"ann": {"tiny": {}, "policy": "../../x"}}}, r"policy: '\.\./\.\./x' cannot be the name of a folder"),
-    "speaker twice": ({"protocol": {"name": "debate", "agents": ["ann", "ann"]}}, r"protocol\.agents: 'ann' is listed 2 times"),
+    "speaker twice": ({"protocol": {"name": "debate", "agents": ["ann", "ann"]}}, r"protocol\.agents: 'ann' is listed several times; list it once"),
     "no speakers": ({"protocol": {"name": "debate", "agents": []}}, r"protocol\.agents: expected some of \['ann', 'bob'\], got \[\]"),
     "nobody who speaks learns": (
         {"agents": {"ann": {"tiny": {}, "trainable": False}, "bob": {"tiny": {}}}, "protocol": {"name": "debate", "agents": ["ann"]}},
@@ -115,7 +115,7 @@ BAD = {
     "protocol that is not a name": ({"protocol": {"name": ["debate"]}}, r"protocol\.name"),
     "task that is not a name": ({"task": {"name": ["toy_sum"]}}, r"task\.name: unknown \['toy_sum'\]; did you mean"),
     "template without operands": ({"task": {"name": "toy_sum", "template": "{a}"}}, r"template: it must contain \{b\}"),
-    "template with other braces": ({"task": {"name": "toy_sum", "template": "{a}{b}{c}"}}, r"template: .* got '\{a\}\{b\}\{c\}' \(ValueError"),
+    "template with other braces": ({"task": {"name": "toy_sum", "template": "{a}{b}{c}"}}, r"template: it may use \['a', 'b', 'op'\] in braces, but has \{c\}"),
     "critic without adapter": ({"agents": {"ann": {"tiny": {}, "critic": "adapter"}}}, r"'adapter' needs a LoRA"),
     "shared weights that differ": (
         {"agents": {"ann": {"tiny": {}, "policy": "p"}, "bob": {"tiny": {"layers": 1}, "policy": "p"}}},

@@ -331,7 +331,7 @@ def test_without_a_search_agents_attempt_in_turn_and_an_evaluation_has_one_attem
         ),
         (
             {"branching": {"posterior": "beta"}, "reward": {"sources": {"label": 2.0}}},
-            "branching.posterior: beta is for scores from 0 to 1, and an answer that is right would score 2 by",
+            "branching.posterior: beta is for scores from 0 to 1, and an answer that is right scores 2 by",
         ),
         (
             {"branching": {"posterior": "beta"}, "reward": {"sources": {"label": 1.0, "format": -0.1}}},

@@ -435,7 +435,7 @@ def test_a_longer_run_shows_its_last_evaluation_and_an_even_selection(tmp_path):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda f: None, "no such folder; give the output_dir of a run"),
+        (lambda f: None, "no such folder; give a run's output_dir"),
         (lambda f: f.mkdir(), "is not a run: it has neither config.yaml nor metrics.jsonl nor dialogues.jsonl, and is empty"),
         (lambda f: (f.mkdir(), (f / "notes.txt").write_text("x")), "and holds notes.txt"),
         (lambda f: (f.mkdir(), (f / "config.yaml").write_text("a: [")), r"config.yaml: cannot be read"),

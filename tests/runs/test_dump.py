@@ -76,7 +76,7 @@ def test_the_processes_that_work_for_a_run_are_asked_too(tmp_path, monkeypatch):
 
 
 def test_a_run_that_cannot_be_asked_is_told_in_one_line(tmp_path):
-    assert asked(tmp_path / "none") == (1, f"error: {tmp_path / 'none'}: no such folder; give the output_dir of a run")
+    assert asked(tmp_path / "none") == (1, f"error: {tmp_path / 'none'}: no such folder; give a run's output_dir")
     assert asked(tmp_path) == (
         1, f"error: {tmp_path}: nothing runs here; give the output_dir of a run that has not ended"
     )  # fmt: skip

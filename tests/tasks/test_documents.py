@@ -145,7 +145,7 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path):
 def test_a_binary_file_is_no_document(content, name, tmp_path):
     (tmp_path / name).write_bytes(content)
     for source in (f"{tmp_path}/{name}", f"{tmp_path}/pap*"):
-        with pytest.raises(TaskError, match=r"expected a text, got a binary file that begins with b'%PDF-1\.7'; give"):
+        with pytest.raises(TaskError, match=r"expected a text, got a binary file that begins with b'.*; give a"):
             len(Documents(source, SUMS))
 
 

@@ -586,7 +586,7 @@ def test_nothing_of_another_run_is_overwritten(team, tmp_path):
     for gone in ("metrics.jsonl", "dialogues.jsonl"):
         (run / gone).unlink()
         before.pop(run / gone)
-    with pytest.raises(RunExists, match="holds final of another run, and nothing is overwritten"):
+    with pytest.raises(RunExists, match="holds final of another run, which stays"):
         trainer_of(run, team(), updates=1).train()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     (mine := tmp_path / "mine").mkdir()

@@ -8,6 +8,7 @@ the loss are left out, because a policy's loss needs the log-probability of each
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -63,7 +64,8 @@ def use_liger(model: Any, config: dict[str, bool] | None) -> None:
     kind = base_of(model).config.model_type
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
         kinds = ", ".join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))
-        raise ValueError(f"use_liger_kernel: Liger has no kernels for {kind!r}; leave it out, or use one of: {kinds}")
+        lacking = f"Liger {version('liger-kernel')} has no kernels for {kind!r}"
+        raise ValueError(f"use_liger_kernel: {lacking}; leave it out, or use one of: {kinds}")
     module = sys.modules[type(base_of(model)).__module__]
     before = dict(vars(module))
     apply_liger_kernel(model, LOSSES | (config or {}))

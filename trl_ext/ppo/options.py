@@ -148,7 +148,7 @@ def described(schema: dict[str, Any], kind: Any) -> None:
     """Put the help that stands beside each field of ``kind`` into the JSON schema of it, or of some of its fields."""
     for declared in fields(kind):
         if (told := declared.metadata.get("help")) and declared.name in schema["properties"]:
-            schema["properties"][declared.name]["description"] = told
+            schema["properties"][declared.name]["description"] = str(told)
 
 
 READ: dict[str, Any] = {"extra": "forbid", "json_schema_extra": described}

@@ -88,7 +88,7 @@ def test_keys_that_arrow_fills_into_calls_are_not_shown():
     ({"prompt": "", "messages": [{"role": "user", "content": "a"}]}, None),
     ({"input_ids": [], "prompt": "a"}, None),
     ({"prompt": [{"from": "human", "value": "a"}]}, "role and content"),
-    ({"prompt": ["a", "b"]}, "expected a text, or messages with 'role' and 'content'"),
+    ({"prompt": ["a", "b"]}, "expected a text, or role and content"),
     ({"prompt": 5}, "a row of the data set has a prompt 5; expected a text, messages or token ids"),
     ({"prompt": [{"role": "assistant", "content": "a"}]}, "has only an answer, and no prompt"),
     ({"prompt": [{"role": "user", "content": ""}]}, "has a prompt without a token"),

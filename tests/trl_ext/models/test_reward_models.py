@@ -164,7 +164,7 @@ def test_texts_that_do_not_fit_and_models_that_pool_at_eos_are_refused():
         RobertaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
                       max_position_embeddings=6, num_labels=1)  # of which it counts two before a text
     )  # fmt: skip
-    with pytest.raises(RewardError, match="a text has 5 tokens, and it reads at most 4"):
+    with pytest.raises(RewardError, match="a row has 5 tokens, and it reads at most 4"):
         ModelReward(roberta, tokenizer_with()).score_ids([[3, 4, 5, 6, 7]])
     config = BartConfig(vocab_size=300, d_model=16, encoder_layers=1, decoder_layers=1, num_labels=1, encoder_attention_heads=2,
                         decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16)  # fmt: skip
