@@ -233,7 +233,7 @@ def entry_name(entry: str | Mapping[str, Any]) -> str:
 def _must_be_buildable(kind: Any, where: str) -> None:
     """Check that the class ``kind``, which may be the user's own, is a whole dataclass."""
     if not dataclasses.is_dataclass(kind):
-        raise ConfigError(f"{where}: {kind_of(kind)} is no dataclass with options; write @dataclass(frozen=True) above")
+        raise ConfigError(f"{where}: {kind_of(kind)} is not a dataclass; write @dataclass(frozen=True) above")
     if missing := sorted(getattr(kind, "__abstractmethods__", ())):
         raise ConfigError(f"{where}: {kind_of(kind)} does not define {', '.join(missing)}; define it")
 

@@ -306,7 +306,7 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
         if output.is_dir():
             raise RunError(f"{output}: is a folder; give --output a file's name")
         if output.exists() and not _is_report(output):
-            raise RunError(f"{output}: exists and is no report of maporl; nothing was overwritten. Give another name")
+            raise RunError(f"{output}: exists and is not a report; nothing was overwritten. Give another name")
         replace_file(output, render(payload(runs, most)))
     except OSError as error:
         raise RunError(f"{output}: cannot be written: {error.strerror}; give --output a file that can be") from None

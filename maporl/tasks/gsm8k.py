@@ -58,6 +58,6 @@ def _example(of_question: str, of_answer: str, row: dict, number: int) -> Exampl
     except ValueError as error:
         raise ValueError(f"({name:.100}) has {error}; put the number after #### or into \\boxed{{}}") from None
     if "," in label and number_of(label) is None:
-        raise ValueError(f"({name:.100}) has the answer {label!r:.100}, which is no number; write 1,234.5 or 1234.5")
+        raise ValueError(f"({name:.100}) has the answer {label!r:.100}, not a number; write 1,234.5 or 1234.5")
     solution = worked if worked is not None else meta_of(row).get("solution", "")
     return Example(name, question, label, {"solution": solution})

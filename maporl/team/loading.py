@@ -239,7 +239,7 @@ def read_chat_template(value: str, where: str) -> str:
     try:
         return read_users_text(Path(value))
     except (OSError, UnicodeError):
-        raise ConfigError(f"{where}: {value!r:.80} is no file that can be read; give fallback or a template") from None
+        raise ConfigError(f"{where}: {value!r:.80} cannot be read; give fallback or a template") from None
 
 
 def with_options(template: Any, options: Mapping[str, bool | int | float | str], where: str) -> str:

@@ -132,7 +132,7 @@ UNFIT = {
     "training.report_to=[nobody]": "training.report_to: ['nobody'] cannot be reported to",
     "training.eval_strategy=sometimes": "eval_strategy",
     "agents.ann.tiny.alphabet='01234'": "agents.ann.tiny.alphabet: questions have characters",
-    "agents.ann.chat_template=nowhere.jinja": "agents.ann.chat_template: 'nowhere.jinja' is no file that can be read",
+    "agents.ann.chat_template=nowhere.jinja": "agents.ann.chat_template: 'nowhere.jinja' cannot be read",
     "agents.ann.chat_template='{{ broken('": "agents.ann: the chat template of",
     f"protocol.later='{'{question}' * 60}'": "agents.ann: a prompt of turn 2 has at least 245 tokens",
 }

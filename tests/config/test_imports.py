@@ -431,7 +431,7 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
     ({"task": {"name": "M_task:Reversl"}}, "task.name: M_task:Reversl: unknown 'Reversl'; did you mean 'Reversal'?"),
     ({"task": {"name": "M_task:half"}}, "expected a class derived from maporl.Task, got the function half"),
     ({"task": {"name": "M:Relay"}}, "expected a class derived from maporl.Task, got the class Relay"),
-    ({"task": {"name": "M_odd:Plain"}}, "the class Plain is no dataclass with options; write @dataclass(frozen=True)"),
+    ({"task": {"name": "M_odd:Plain"}}, "the class Plain is not a dataclass; write @dataclass(frozen=True)"),
     ({"task": {"name": "M_odd:Half"}}, "the class Half does not define grade"),
     ({"task": {"name": "M_odd:Unsplit"}}, 'M_odd:Unsplit has no field split; add split: str = "train"'),
     ({"task": {"name": "M_odd:Odd"}}, "the class Odd has a field that no configuration can set"),

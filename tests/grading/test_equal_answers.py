@@ -472,7 +472,7 @@ def test_a_column_of_worked_solutions_is_told_or_refused_with_its_row(tmp_path):
     assert GSM8K(source=str(file))[0].answer == "256"
     file.write_text(json.dumps({"id": "7", "question": "Add.", "answer": "So\n#### 1.23,5"}))
     with pytest.raises(
-        TaskError, match=r"row 1 \(7\) has the answer '1\.23,5', which is no number; write 1,234\.5 or 1234\.5"
+        TaskError, match=r"row 1 \(7\) has the answer '1\.23,5', not a number; write 1,234\.5 or 1234\.5"
     ):
         len(GSM8K(source=str(file)))
     file.write_text(json.dumps({"question": "Add.", "answer": "256"}))

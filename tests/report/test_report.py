@@ -348,7 +348,7 @@ def test_a_report_is_written_beside_the_run_and_again_over_itself_but_over_nothi
     ]
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine</p>")
-    with pytest.raises(RunError, match="exists and is no report of maporl; nothing was overwritten"):
+    with pytest.raises(RunError, match="exists and is not a report; nothing was overwritten"):
         write_report([folder], mine)
     assert mine.read_text() == "<p>mine</p>"
     monkeypatch.chdir(tmp_path)

@@ -591,7 +591,7 @@ def test_nothing_of_another_run_is_overwritten(team, tmp_path):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     (mine := tmp_path / "mine").mkdir()
     (mine / "config.yaml").write_text("a: 1\n")
-    with pytest.raises(RunExists, match=r"config\.yaml: is the configuration of another run"):
+    with pytest.raises(RunExists, match=r"config\.yaml: is another run.s configuration, and stays"):
         trainer_of(mine, team(), updates=1).train()
     assert (mine / "config.yaml").read_text() == "a: 1\n"
 

@@ -656,7 +656,7 @@ def test_data_that_no_verifier_can_be_made_of_is_an_error_before_training(base, 
         run(separable(tmp_path), TrainOptions(str(base), learning_rate=1e30, use_cpu=True))
     with pytest.raises(
         ConfigError,
-        match=r"--chat-template: 'fallbck' is no file that can be read; give fallback or a template",
+        match=r"--chat-template: 'fallbck' cannot be read; give fallback or a template",
     ):
         run(separable(tmp_path), TrainOptions(str(base), chat_template="fallbck"))
     with pytest.raises(DataError, match=r"none\.jsonl: no such file"):

@@ -290,7 +290,9 @@ def check_adapter_source(source: str) -> PeftConfig:
         with hub.asking(source):
             config = PeftConfig.from_pretrained(source) if safe else None
     if config is None:
-        raise WeightsError(f"{source!r} could not be loaded (its {ADAPTER_OPTIONS} is no mapping, or names a module)")
+        raise WeightsError(
+            f"{source!r} could not be loaded (its {ADAPTER_OPTIONS} is not a mapping, or names a module)"
+        )
     if (why := adapter_fault(config)) is not None:
         raise WeightsError(f"{source!r} cannot be used: {why}")
     return config

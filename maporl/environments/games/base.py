@@ -124,7 +124,7 @@ class Game(Checked, ABC):
         """
         moves = self.moves(player)
         if not moves:
-            raise ConfigError("protocol.after_illegal: replace needs listed moves, and here are none; use end or retry")
+            raise ConfigError("protocol.after_illegal: replace needs listed moves, which this lacks; use end or retry")
         return rng.choice(moves)
 
     def read(self, player: int, text: str) -> str:
