@@ -1,12 +1,14 @@
 """Which agents learn, and which speak with each other's weights: the checks of the schedule. Imports no torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from maporl.config import Config
+from maporl.config.algorithm import Algorithm
 from maporl.config.imports import unknown
 from maporl.errors import Fault, refused
 from maporl.protocols import growth
 from maporl.run import ResolvedRun
+from maporl.schedules import Schedule
 
 
 def somebody_learns(run: ResolvedRun) -> Iterator[Fault]:
@@ -26,6 +28,7 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     yield from refused(lambda: config.schedule.resolved(protocol.turns, run.agents))
     yield from growth.faults(protocol, config.schedule.growth, run.speakers)
     yield from _shared_weights(config)
+    yield from swapped(config.schedule, {name: agent.learns_by for name, agent in config.agents.items()})
     yield from _turns_to_learn(run)
 
 
@@ -45,6 +48,14 @@ def _shared_weights(config: Config) -> Iterator[Fault]:
                     other = f"differ in {what}: {first!r:.60} and {mine!r:.60}"
                     told = f"{names[0]!r} and {name!r} must speak with the same weights but {other}"
                     yield Fault(key, told, "give them the same, or leave one of them out")
+
+
+def swapped(schedule: Schedule, learns: Mapping[str, Algorithm]) -> Iterator[Fault]:
+    """Yield agents that exchange their weights and learn in different ways, by the algorithm of each agent."""
+    names = [] if schedule.swap is None else schedule.swap.agents
+    if len({str((own.advantage, own.ppo, own.critic)) for own in map(learns.__getitem__, names)}) > 1:
+        what = f"{' and '.join(names)} exchange their weights and learn by different algorithms"
+        yield Fault("schedule.swap", what, "give them one algorithm, or leave schedule.swap out")
 
 
 def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:

@@ -33,6 +33,7 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import Schedule
 from maporl.tasks.base import Task
 from maporl.tasks.prompts import questions_of
+from maporl.team.exchange import swapped
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.check import check_kinds, fitting, value_range
@@ -124,6 +125,7 @@ class RunParts:
             sources=dict(sources or {}), speakers=playing, tools=tools, sampling=team.sampling(sampling),
             **{name: part for name, part in others.items() if part is not None},
         )  # fmt: skip
+        refuse(swapped(parts.schedule, {name: agent.learns_by for name, agent in team.agents.items()}), "trainer")
         for _, own_advantage, own_args in parts.algorithms():
             refuse(fitting(parts.branching, reward, protocol, own_advantage, own_args), "trainer")
             if own_args.value_loss == "hl_gauss" and own_args.value_range is None:

@@ -1,5 +1,6 @@
 """The loop of a team's run: what is evaluated, written and saved around its updates, and how it resumes."""
 
+import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -377,6 +378,12 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         """Return the state of the loop, the running means of baselines, and which agents have had a credit."""
         more = {"baselines": self.advantages.means, "credited": sorted(self.untrained.credited)}
         return super().checkpoint_state() | more
+
+    def algorithms(self) -> dict[str, Any]:
+        """Return what decides the weights of learners and is not the team's, with the advantages of agents."""
+        advantages = {name: agent.learns_by.advantage for name, agent in self.team.agents.items()}
+        own = {f"{name}.advantage": values for name, values in advantages.items() if values}
+        return json.loads(json.dumps(super().algorithms() | own, default=str))
 
     def restore_state(self, state: dict) -> None:
         """Restore what :meth:`checkpoint_state` recorded."""

@@ -2,13 +2,14 @@
 
     torchrun --nproc_per_node 2 tests/support/distributed_worker.py CONFIG.json OUT
 
-``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``pool``, ``resume``, ``strategy``,
+``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``algorithms``, ``lora``, ``pool``, ``resume``, ``strategy``,
 ``die`` and ``fails``, both a rank; the second one's reward fails in the last update. Writes the weights and the metrics from the main process.
 """
 
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 
 from maporl import (
     Agent,
+    Algorithm,
     Arithmetic,
     Debate,
     MultiAgentPPOConfig,
@@ -56,11 +58,13 @@ def build(architecture: str, seed: int):
     return build_tiny_model(section, tokenizer), tokenizer
 
 
-def team_of(lora: str | None) -> Team:
+def team_of(lora: str | None, algorithms: dict) -> Team:
+    own = {name: Algorithm(**options) for name, options in algorithms.items()}
     ann, ann_tokenizer = build("llama", 1)
     if lora is None:
         bob, bob_tokenizer = build("qwen3", 2)
-        return Team([Agent("ann", ann, ann_tokenizer), Agent("bob", bob, bob_tokenizer)])
+        agents = [Agent("ann", ann, ann_tokenizer), Agent("bob", bob, bob_tokenizer)]
+        return Team([replace(agent, algorithm=own.get(agent.name, Algorithm())) for agent in agents])
     options = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     torch.manual_seed(3)
     shared = get_peft_model(ann, options, adapter_name="ann")
@@ -83,7 +87,7 @@ def main() -> None:
     out = Path(sys.argv[2])
     args = MultiAgentPPOConfig(**options["args"])
     trainer = MultiAgentPPOTrainer(
-        args, team_of(options.get("lora")), Arithmetic(largest=9),
+        args, team_of(options.get("lora"), options.get("algorithms", {})), Arithmetic(largest=9),
         Debate(turns=2, later="{others};{question}", quote="{text}", separator=";"),
         Arithmetic(largest=9, split="eval"), RewardSection(sources={"odd": 1.0}), sources={"odd": odd},
         advantage=AdvantageConfig(**options["advantage"]) if "advantage" in options else None,

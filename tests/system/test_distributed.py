@@ -66,6 +66,37 @@ def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
     assert "model.safetensors" in final and (tmp_path / "final/ann/critic/value_head.safetensors").is_file()
 
 
+ALGORITHMS = {
+    "ann": {"ppo": {"num_ppo_epochs": 3, "kl_coef": 0.2, "lam": 0.5}, "critic": "head", "critic_warmup": 1},
+    "bob": {
+        "advantage": {"returns": "utterance", "baseline": "mean", "scale": "std", "key": ["agent", "turn"]},
+        "ppo": {"kl_coef": 0.0, "objective": "reinforce", "num_ppo_epochs": 1, "num_mini_batches": 2}, "critic": "none",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_two_processes_make_the_same_steps_of_each_algorithm(tmp_path, name):
+    if name.startswith("Zero"):
+        pytest.importorskip("deepspeed")
+    for part in ("one", "two"):
+        (tmp_path / part).mkdir()
+    expected, one = trained(tmp_path / "one", 1, algorithms=ALGORITHMS)
+    options = {
+        "strategy": name.split("-")[0],
+        "args": {"use_cpu": not name.startswith("Zero")},
+        "algorithms": ALGORITHMS,
+    }
+    weights, two = trained(tmp_path / "two", 2, STRATEGIES[name], **options)
+    assert weights.keys() == expected.keys() and not any(key.startswith("head.bob") for key in weights)
+    for key, value in expected.items():
+        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    for key in ("ann/loss/value_avg", "ann/objective/kl", "bob/reward_std", "bob/grad_norm"):
+        own, alone = ([r[key] for r in some if key in r] for some in (two, one))
+        assert own and own == pytest.approx(alone, abs=2e-5), key
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["Holder", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Zero-2", "Zero-3", "Sharded"))]

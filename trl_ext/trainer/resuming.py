@@ -65,6 +65,7 @@ class Resuming:
     callback_handler: Any
     control: Any
     watch: Watch
+    learners: Mapping[str, Any]
     _saving: CheckpointWriter | None = None
     _determine_best_metric: Any  # of transformers' Trainer
 
@@ -77,7 +78,17 @@ class Resuming:
         more: dict[str, Any] = {"rewards": rewards} if rewards else {}
         more |= {"audit": self.watch.state(), "best": [self.state.best_metric, self.state.best_global_step]}
         more["callbacks"] = {name: callback.state()["attributes"] for name, callback in self._stateful().items()}
-        return {"format": 1, **counts, "seed": self.args.seed, "options": deciding_options(self.args), **more}
+        return {"format": 1, **counts, "seed": self.args.seed, "options": self._deciding(), **more}
+
+    def algorithms(self) -> dict[str, Any]:
+        """Hook: return by name the options that decide the weights of learners and are not those of the trainer."""
+        team = deciding_options(self.args)
+        learned = {name: deciding_options(learner.args) for name, learner in self.learners.items()}
+        changed = {name: {key: own[key] for key in own if own[key] != team.get(key)} for name, own in learned.items()}
+        return {name: own for name, own in changed.items() if own}
+
+    def _deciding(self) -> dict[str, Any]:
+        return deciding_options(self.args) | {"algorithms": self.algorithms()}
 
     def remembering(self) -> dict[str, Remembers]:
         """Hook: return the reward sources that say which model is behind them, by name."""
@@ -212,7 +223,7 @@ class Resuming:
             return
         state = load_checkpoint(folder, self.learning, self.checkpoint_others())
         self.restore_state(state)
-        if is_longer(state["options"], deciding_options(args)) and distributed.is_main():
+        if is_longer(state["options"], self._deciding()) and distributed.is_main():
             tell(
                 f"{self.folder}: made longer, to {args.num_total_batches} updates in place of "
                 f"{state['options']['num_total_batches']}; from update {self.state.global_step + 1} on the learning "
@@ -237,7 +248,7 @@ class Resuming:
         state = read_state(folder)
         if state["seed"] != self.args.seed:
             raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {self.args.seed}")
-        check_options(folder, state["options"], deciding_options(self.args))
+        check_options(folder, state["options"], self._deciding())
         if place := place_of(folder, self.folder):
             if place.name != f"checkpoint-{state['global_step']}":  # the run would write one of its number again
                 raise CheckpointError(f"{place}: is of update {state['global_step']}; give it that number, and resume")
