@@ -118,11 +118,7 @@ NOT_LEARNED = {
 
 def _own(value: Any) -> Any:
     """Return the keys of a whole section that Python made, and refuse options of sampling and of the run."""
-    keys = (
-        {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        if dataclasses.is_dataclass(value)
-        else value
-    )
+    keys = vars(value) if dataclasses.is_dataclass(value) else value
     for name in keys if isinstance(keys, Mapping) else ():
         if name in NOT_LEARNED:
             raise ValueError(f"{name}: belongs to no single policy: {NOT_LEARNED[name]}")
@@ -189,9 +185,8 @@ class Algorithm:
         given = {name: value for name, value in values.items() if value is not None}
         for name, value in given.items():
             if getattr(self, name) not in (None, value):
-                raise ValueError(
-                    f"{name}: {value!r} and algorithm.{name}: {getattr(self, name)!r} differ; remove one of them"
-                )
+                other = f"algorithm.{name}: {getattr(self, name)!r}"
+                raise ValueError(f"{name}: {value!r} and {other} differ; remove one of them")
         return dataclasses.replace(self, **given) if given else self
 
     def arguments(self, args: Args) -> Args:
