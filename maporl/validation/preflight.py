@@ -55,7 +55,8 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
         ConfigError: transformers refuses an option, or a package that an option needs is not installed.
         ArgumentError: an objective of the user's own fails, or returns something else than it should.
     """
-    refuse(each_algorithm(_options_alone, ResolvedRun(config)))
+    alike = {str(own.training): own.training for own in (config, *map(config.of, config.agents))}
+    refuse(fault for training in alike.values() for fault in _options(training))
     with retold(ValueError, lambda error: ConfigError(f"training: {one_line(error)}"), but=UserError):
         return MultiAgentPPOConfig.from_config(config)
 

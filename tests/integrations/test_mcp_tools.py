@@ -270,7 +270,7 @@ class TestOptions:
             ({"command": ["env"], "env": "PATH"}, "env: expected a list of names, got 'PATH'"),
             ({"command": ["env"], "only": "x"}, "only: expected a list of names, got 'x'"),
             ({"command": ["env"], "network": True}, "network: it goes with url"),
-            ({"url": "http://example.org/mcp"}, "url: example.org is another machine; add network: true if"),
+            ({"url": "http://example.org/mcp"}, "url: example.org is another machine; set network: true if"),
             ({"url": "localhost:8000"}, "url: expected an address, as http://localhost:8000, got 'localhost:8000'"),
             ({"url": "http://localhost/mcp", "env": ["PATH"]}, "env: it goes with command"),
             ({"comand": ["env"]}, "unexpected keyword argument 'comand'; its options are command, url, env"),

@@ -162,7 +162,7 @@ def test_a_trajectory_is_never_cut(tmp_path):
 
 def test_forked_dialogues_have_no_trajectories(tmp_path):
     values = recipe_values("mhgpo", tmp_path, ppo={"ratio": "trajectory"})
-    with pytest.raises(ConfigError, match=r"ppo.ratio: a trajectory is what an agent says in one dialogue"):
+    with pytest.raises(ConfigError, match=r"ppo.ratio: a trajectory is an agent's words in one dialogue"):
         from_dict(values)
 
 

@@ -83,7 +83,7 @@ def test_the_command_and_what_it_refuses(tmp_path):
     assert refused.exit_code == 2 and "--agent: " in refused.output and "bob" in refused.output
     agents = {"ann": {**AGENT, "tools": ["double"]}, "bob": AGENT}
     silent = load(written(tmp_path, agents=agents, environments={}, reward={"sources": {"label": 1.0}}))
-    with pytest.raises(ConfigError, match=r"--agent: bob may call nothing; list tools under agents\.bob\.tools"):
+    with pytest.raises(ConfigError, match=r"--agent: bob may call nothing; set agents\.bob\.tools"):
         shown_tools(silent, "bob")
 
 

@@ -134,7 +134,7 @@ def test_right_answers_longer_than_an_agent_may_write_are_counted(tmp_path):
     train = [*sums(), ("5*5*5*5=", "625")]
     said = checked(tmp_path, train, sums(20), length=2)
     assert "warning: agents.ann: 1 of 17 right answers have more than the 2 tokens that it may write; raise" in said
-    assert "to 4 for the longest" in said
+    assert "to 4, the longest" in said
     assert "right answers have more" not in checked(tmp_path, train, sums(20), length=4)
 
 

@@ -216,7 +216,7 @@ def test_a_scripted_agent_speaks_again_once_its_engine_is_passed(tiny, tmp_path)
     from maporl import MultiAgentPPOTrainer
 
     loaded = Team.from_pretrained(tmp_path / "team")
-    with pytest.raises(ConfigError, match=r"engine 'python' of oracle: it was passed in Python"):
+    with pytest.raises(ConfigError, match=r"engine 'python' of oracle: was passed in Python"):
         MultiAgentPPOTrainer(config(tmp_path / "no"), loaded, TASK, DEBATE)
     trainer = MultiAgentPPOTrainer(config(tmp_path / "run"), loaded, TASK, DEBATE, engines={"python": engine})
     batch = trainer.collect(trainer.next_batch())

@@ -388,7 +388,7 @@ def test_protocols_that_tell_are_not_warned_of(protocol):
 
 def test_a_game_with_questions_is_warned_of():
     (line,) = warned({**GAME, "task": {"name": "toy_sum"}})
-    assert "nobody is asked those of task toy_sum; set task: {name: episodes}" in line
+    assert "so nobody is asked those of toy_sum; set task: {name: episodes}" in line
     assert warned(GAME) == []
 
 
@@ -400,7 +400,7 @@ def test_a_game_with_questions_is_warned_of():
     ({"reward": {"penalties": {"min_tokens": 50}}},
      "reward.penalties.min_tokens: answers below 50 tokens are fined, and all of ann, bob have 4 or less"),
     ({"reward": {"penalties": {"min_tokens": 4}}, "agents": {"ann": {"tiny": TINY, "sampling": {"max_tokens": 3}}, "bob": {"tiny": TINY}}},
-     "those of ann have at most 3"),
+     "all of ann have 3 or less"),
     ({"reward": {"sources": {"brevity": 1.0}, "brevity": {"tokens": 3}, "penalties": {"min_tokens": 3}}},
      "reward.penalties.min_tokens: answers below 3 tokens are fined; brevity is below 3"),
     ({"reward": {"penalties": {}}, "ppo": {**BASE["ppo"], "stop_token": "none"}},
