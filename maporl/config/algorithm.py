@@ -213,7 +213,7 @@ OF_TEAM = Algorithm()
 OF_LEARNER = tuple(f.name for f in dataclasses.fields(Algorithm) if f.name not in ("advantage", "ppo", "critic_warmup"))
 """The options of ``training`` that a policy may have of its own."""
 OF_CENTRAL = (
-    *("value_learning_rate", "learning_rate", "critic_freeze", "critic_per_turn", "critic_updates", "max_grad_norm"),
+    *("value_learning_rate", "critic_freeze", "critic_per_turn", "critic_updates", "max_grad_norm"),
     *("weight_decay", "adam_beta2", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("value_loss", "value_bins", "value_range", "value_sigma"),
 )

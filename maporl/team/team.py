@@ -1,5 +1,6 @@
 """A team: its agents by name, and their policies."""
 
+import copy
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -209,8 +210,10 @@ class Team:
                 )
         if not sharing:
             return None
+        own = copy.copy(shared[0])
+        own.learning_rate = args.learning_rate  # whatever the rates of the policies
         with sharing[0].active():
-            return CentralCritic(sharing[0].model, shared[0], self._outputs(shared[0], turns))
+            return CentralCritic(sharing[0].model, own, self._outputs(own, turns))
 
     def build_learners(
         self,

@@ -99,8 +99,6 @@ class Learner:
             another model is copied and frozen. With ``kl_coef`` 0 a reference is not needed, and no copy is made.
         ref_adapter: the adapter of the model that serves as the reference, instead of adapters off.
         outputs: the number of critic outputs, such as one for each turn.
-        learning_rate: this policy's learning rate. By default it is ``args.learning_rate``, or what
-            :func:`trl_ext.ppo.options.rate_of` says if nobody set that.
 
     Raises:
         ValueError: the parts do not fit each other. The message says which, and what to do.
@@ -118,7 +116,6 @@ class Learner:
         reference: nn.Module | None = None,
         ref_adapter: str | None = None,
         outputs: int = 1,
-        learning_rate: float | None = None,
     ):
         name, model = policy.name, policy.model
         if critic not in CRITICS:
@@ -126,7 +123,7 @@ class Learner:
         self.policy, self.args = policy, args
         self.name, self.model, self.tokenizer, self.adapter = name, model, policy.tokenizer, policy.adapter
         policy.keep_frozen()
-        self.learning_rate = rate_of(learning_rate, args.learning_rate, adapter=self.adapter is not None)
+        self.learning_rate = rate_of(args.learning_rate, adapter=self.adapter is not None)
         for part, module in (("model", model), ("value_model", value_model), ("reference", reference)):
             check_adapters(module, f"policy {name!r}: its {part}")
         if value_model is not None:
@@ -136,7 +133,7 @@ class Learner:
         self.critic = CRITICS[critic](policy, args, outputs, value_model, central_values)
         trunk = model if self.critic.model is None else self.critic.model
         self.value_learning_rate = rate_of(
-            args.value_learning_rate, learning_rate, args.learning_rate, adapter=isinstance(trunk, PeftModel)
+            args.value_learning_rate, args.learning_rate, adapter=isinstance(trunk, PeftModel)
         )
         policy.refer_to(reference, ref_adapter, needed=args.kl_coef != 0)
         for module in filter(None, (model, self.critic.model, policy.reference)):
