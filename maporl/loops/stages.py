@@ -176,15 +176,17 @@ def trainer_options(
     }
 
 
-def optimizer_of(config: Config, model: torch.nn.Module, rate: float) -> torch.optim.Optimizer:
-    """Return an optimizer of what ``model`` trains, with the run's weight decay."""
-    decay = config.training.weight_decay
+def optimizer_of(
+    config: Config, model: torch.nn.Module, rate: float, algorithm: Algorithm = OF_TEAM
+) -> torch.optim.Optimizer:
+    """Return an optimizer of what ``model`` trains, with the weight decay of the run or of its ``algorithm``."""
+    decay = config.training.weight_decay if algorithm.weight_decay is None else algorithm.weight_decay
     learning = [{"params": [p for p in model.parameters() if p.requires_grad]}]
     return MasterAdamW(decayed(learning, [model], decay), lr=rate, weight_decay=decay)
 
 
 def _optimizer(config: Config, policy: Policy, stage: StageSection) -> torch.optim.Optimizer:
-    return optimizer_of(config, policy.model, stage.rate(policy.adapter))
+    return optimizer_of(config, policy.model, stage.rate(policy.adapter), policy.algorithm)
 
 
 def _train_sft(

@@ -167,7 +167,7 @@ def _train_policies(
             gradient_checkpointing=config.training.gradient_checkpointing,
             use_cpu=config.training.use_cpu,
             seed=config.seed,
-            weight_decay=config.training.weight_decay,
+            weight_decay=policy.algorithm.of_learner.get("weight_decay", config.training.weight_decay),
             logging_steps=10,
             save_strategy="no",
             report_to=config.training.report_to,
