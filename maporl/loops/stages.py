@@ -15,6 +15,7 @@ from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
+from maporl.config.algorithm import OF_TEAM, Algorithm
 from maporl.config.schema import Config
 from maporl.from_trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RowsAsTheyAre, SFTConfig, SFTTrainer
 from maporl.loops.rows import Pair, Row
