@@ -1,7 +1,12 @@
 """Policies of one team that learn by different algorithms."""
 
+import importlib
+import random
+import sys
+
 import pytest
 import torch
+from folders import ROOT
 from scheduled_runs import TINY as SMALL
 from scheduled_runs import config, one_update
 
@@ -14,6 +19,7 @@ from maporl.runs.build import build_trainer
 from maporl.team.agents import Agent
 from maporl.team.team import Team
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.validation.load import load
 from maporl.validation.preflight import check_run
 
 TINY = TinySection(**SMALL)
@@ -195,3 +201,34 @@ def test_agents_of_a_program_have_algorithms_too(tmp_path):
         Team([agent("ann", policy="p"), agent("bob", policy="p", algorithm=own)])
     with pytest.raises(ValueError, match=r"temperature: belongs to no single policy"):
         Algorithm(ppo={"temperature": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("arm", "critics", "passes"),
+    [("mixed", ("head", "none"), (4, 1)), ("both_ppo", ("head",) * 2, (4, 4)), ("both_groups", ("none",) * 2, (1, 1))],
+)
+def test_the_hinter_and_the_guesser_of_the_example_learn_as_their_files_say(tmp_path, arm, critics, passes):
+    changes = [f"output_dir={tmp_path}/run", "updates=1", "warm_start.steps=0", "evaluation.questions=0"]
+    trainer = build_trainer(load(str(ROOT / f"examples/hint_and_guess/{arm}.yaml"), changes), quiet=True)
+    assert [trainer.learners[name].critic.kind for name in ("hinter", "guesser")] == [*critics]
+    answers, _, _ = one_update(trainer)
+    assert len(answers) == 128 and {u.agent for one in answers for u in one.utterances} <= {"hinter", "guesser"}
+    steps = [{float(s["step"]) for s in learner.optimizer.state.values()} for learner in trainer.learners.values()]
+    assert all(step == {float(count)} for step, count in zip(steps, passes, strict=True) if step)
+
+
+def test_the_game_of_the_example_pays_what_is_left_of_the_guesses():
+    sys.path.insert(0, str(ROOT / "examples/hint_and_guess"))
+    game = importlib.import_module("hint_and_guess").HintAndGuess()
+    game.reset(random.Random(0))
+    assert game.observe(0) == "4" and game.step({0: "b"}) == {} and game.to_move() == (1,)
+    paid = {}
+    for guess in ("456", "146", "564", "123"):
+        game.guesses = None
+        paid[guess] = game.step({1: guess}), game.success(1)
+    third = pytest.approx(1 / 3)
+    assert paid == {
+        "456": ({0: 1.0, 1: 1.0}, True), "146": ({0: 2 / 3, 1: 2 / 3}, False), "564": ({0: third, 1: third}, False),
+        "123": ({0: 0.0, 1: 0.0}, False),
+    }  # fmt: skip
+    assert all("2" in guess for guess in game.taught(1)) and len(game.taught(1)) == 60 and len(game.moves(1)) == 120
