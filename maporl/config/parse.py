@@ -130,7 +130,7 @@ def parse_config(values: dict[str, Any], where: str = "configuration") -> Config
     agents = values.get("agents")
     if isinstance(agents, dict):  # the schema refuses an agent that is not a mapping
         values["agents"] = {
-            name: _merge(defaults or {}, section or {}) if isinstance(section, dict | None) else section
+            name: merge(defaults or {}, section or {}) if isinstance(section, dict | None) else section
             for name, section in agents.items()
         }
     return validated(Config, values, where)
@@ -283,7 +283,7 @@ def extended_files(path: Path) -> list[Path]:
 def _merged(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for _, over in reversed(files):
-        values = _merge(values, over)
+        values = merge(values, over)
     return values
 
 
@@ -360,7 +360,7 @@ def _with_algorithms(values: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{place}.algorithm.extends: as a recipe {unknown(str(name), recipes)}")
         taken, left = _of_one_policy(read_yaml(recipes[name]))
         tell(f"{place}.algorithm: what recipe {name} says of the whole run is not taken: {', '.join(left)}")
-        changed = section | {"algorithm": _merge(taken, own)}
+        changed = section | {"algorithm": merge(taken, own)}
         key, _, agent = place.partition(".")
         values = values | {key: values[key] | {agent: changed} if agent else changed}
     return values
@@ -389,8 +389,8 @@ def _absolute(folders: Any, root: Path) -> Any:
     return [str((root / Path(folder).expanduser()).resolve()) for folder in listed]
 
 
-def _merge(under: dict, over: dict, one_source: bool = False) -> dict:
-    """Return ``under`` with the values of ``over``."""
+def merge(under: dict, over: dict, one_source: bool = False) -> dict:
+    """Return ``under`` with the values of ``over``, as a file overrides the one that it extends."""
     # a section with another name (task, protocol) replaces the whole section, and so does reward.sources without
     # ``one_source``; options of a game do not stay for another; a model takes the place of a tiny one, and the reverse
     merged = dict(under)
@@ -406,7 +406,7 @@ def _merge(under: dict, over: dict, one_source: bool = False) -> dict:
             )
             if key == "protocol" and value.get("game", beneath.get("game")) != beneath.get("game"):
                 beneath = {part: old for part, old in beneath.items() if part != "options"}
-            merged[key] = value if another else _merge(beneath, value, one_source)
+            merged[key] = value if another else merge(beneath, value, one_source)
         else:
             merged[key] = value
     return merged
@@ -432,8 +432,8 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
         except yaml.YAMLError as error:
             raise ConfigError(f"--set {visible(override):.80}: the value is not YAML: {one_line(error)}") from None
         for place in (place for place in _DEFAULTS if path.startswith(f"{place}.")):  # perhaps no file names it
-            values = _merge(_nested(place, _DEFAULTS[place]), values)
-        values = _merge(values, _nested(path, value), one_source="sources" in path.split(".")[:-1])
+            values = merge(_nested(place, _DEFAULTS[place]), values)
+        values = merge(values, _nested(path, value), one_source="sources" in path.split(".")[:-1])
     return values
 
 

@@ -5,7 +5,7 @@ import string
 from pathlib import Path
 from typing import Any
 
-from maporl.config.parse import read_yaml
+from maporl.config.parse import merge, override, read_yaml
 from maporl.config.recipes import recipe_file
 
 BARE = {"intro": "", "line": "", "tags": "", "returned": "={text}", "failed": "={text}", "limit": "="}
@@ -19,7 +19,8 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
         ConfigError: no recipe has this name, or the file cannot be read.
     """
     file = Path(name)
-    return shrunk(read_yaml(file if file.suffix in (".yaml", ".yml") else recipe_file(name)), output_dir)
+    values = read_yaml(file if file.suffix in (".yaml", ".yml") else recipe_file(name))
+    return shrunk(override(values, [], []), output_dir)
 
 
 def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
@@ -32,10 +33,10 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     programs write tiny ones.
     """
     values = copy.deepcopy(values)
-    keys = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora", "limits")
+    keys = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora", "limits", "algorithm")
     defaults = values.get("agent_defaults", {})
     values["agents"] = {
-        agent: {key: value for key, value in (defaults | (section or {})).items() if key in keys}
+        agent: copy.deepcopy({key: value for key, value in merge(defaults, section or {}).items() if key in keys})
         for agent, section in values["agents"].items()
     }
     # a frozen agent must have learned something, so it takes part in the warm start and the schedule freezes it later
@@ -102,13 +103,17 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     for key in {"group", "drafts"} & branching.keys():
         most = branching[key]
         branching[key] = [min(number, largest) for number in most] if isinstance(most, list) else min(most, largest)
-    ppo, shortest = values.get("ppo", {}), _shortest(values["protocol"], programs or searches or orchestrates)
-    if "lam_alpha" in ppo:  # so that the lambda of the longest answers stays
-        ppo["lam_alpha"] *= ppo.get("response_length", 512) / shortest
-    values["ppo"] = ppo | {
-        "response_length": shortest,
-        "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2),
-    }
+    ppo, shortest = values.setdefault("ppo", {}), _shortest(values["protocol"], programs or searches or orchestrates)
+    algorithms = [section["algorithm"] for section in values["agents"].values() if section.get("algorithm")]
+    for own in (ppo, *(algorithm.get("ppo", {}) for algorithm in algorithms)):
+        if "lam_alpha" in own:  # so that the lambda of the longest answers stays
+            own["lam_alpha"] *= ppo.get("response_length", 512) / shortest
+        own |= {"num_mini_batches": min(own["num_mini_batches"], 2)} if "num_mini_batches" in own else {}
+    for algorithm in algorithms:
+        for key in ("learning_rate", "warmup_steps"):  # those of the team are for tiny models
+            algorithm.pop(key, None)
+        algorithm |= {"critic_warmup": 1} if algorithm.get("critic_warmup") else {}
+    ppo["response_length"] = shortest
     values["training"] = values.get("training", {}) | {
         "learning_rate": 1e-3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False, "use_liger_kernel": False, "use_cpu": True, "warmup_steps": 0,

@@ -357,9 +357,10 @@ def test_matpo_pays_for_the_form_of_the_workers(tmp_path):
 
 @pytest.mark.parametrize("name", recipe_files())
 def test_a_recipe_whose_card_names_a_clip_or_a_ratio_takes_several_steps_or_says_why_not(name):
-    card, ppo = card_of(name), load(name).ppo
-    if re.search(r"\bclip|\bratio\b|importance weight", card.exact):
-        assert ppo.num_ppo_epochs * ppo.num_mini_batches >= 2 or "clip is inert" in card.differs
+    card, config = card_of(name), load(name)
+    for ppo in (config.of(agent).ppo for agent in config.agents):
+        if re.search(r"\bclip|\bratio\b|importance weight", card.exact):
+            assert ppo.num_ppo_epochs * ppo.num_mini_batches >= 2 or "clip is inert" in card.differs
 
 
 # -- R4: a central critic ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from fast_cases import some
 from folders import ROOT
 from invariant_runs import one_update, random_words, update_of, values_of
-from scripted_training import recipe_values, rows, scripted_trainer
+from scripted_training import one_minibatch, recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
@@ -46,7 +46,8 @@ def batch_of(name, tmp_path, texts, questions=1, **sections):
     """The scored batch of a trainer whose agents say ``texts``, and the trainer."""
     sections["training"] = {"per_device_train_batch_size": questions, "gradient_accumulation_steps": 1}
     values = recipe_values(name, tmp_path, **sections)
-    values["ppo"] |= {"num_mini_batches": 1, "response_length": 8}
+    values["ppo"]["response_length"] = 8
+    one_minibatch(values)
     trainer = scripted_trainer(values, texts if callable(texts) else by_role(texts))
     return trainer, trainer.score(trainer.collected())
 
@@ -480,6 +481,15 @@ def test_the_solver_of_r_zero_learns_from_questions_of_middling_difficulty(tmp_p
     expected = [(True, z[0])] * 5 + [(False, -z[0])] * 5 + [(True, z[1])] * 8 + [(False, z[2])] * 2
     assert [right for right, _ in found] == [right for right, _ in expected]
     assert [a for _, a in found] == pytest.approx([a for _, a in expected], abs=1e-4)
+
+
+def test_the_challenger_of_r_zero_takes_32_steps_a_batch_and_the_solver_4():
+    config = load("r_zero")
+    assert config.questions_per_update() == 32
+    for name, steps in (("challenger", 32), ("solver", 4)):
+        ppo = config.of(name).ppo
+        assert (ppo.num_ppo_epochs, ppo.num_mini_batches) == (1, steps)
+        assert (ppo.cliprange, ppo.cliprange_high, ppo.dual_clip, ppo.kl_coef) == (0.2, 0.3, 3, 0.01)
 
 
 def test_a_proposal_without_a_question_costs_one_and_its_share(tmp_path):

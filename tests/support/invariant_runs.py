@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from perturbed_training import words
-from scripted_training import recipe_values, scripted_trainer
+from scripted_training import one_minibatch, recipe_values, scripted_trainer
 from simulated_processes import Processes
 
 from maporl.engines.base import Request
@@ -81,7 +81,7 @@ def values_of(name: str, folder: Path, questions: int = QUESTIONS) -> dict[str, 
     """The values of a recipe's tiny version for ``questions`` questions."""
     values = recipe_values(name, folder / "run", training={"save_steps": 0})
     values["training"]["per_device_train_batch_size"] = questions
-    values["ppo"]["num_mini_batches"] = 1  # so that four processes can share the questions
+    one_minibatch(values)  # so that four processes can share the questions
     if (turns := values.get("schedule", {}).get("round_robin")) is not None:
         turns["agents"] = list(values["agents"])  # by default the order of declaration
     return values | {"evaluation": {"questions": 0}}

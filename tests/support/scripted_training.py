@@ -89,6 +89,13 @@ def recipe_values(name: str, folder, **sections: dict[str, Any]) -> dict[str, An
     return values
 
 
+def one_minibatch(values: dict[str, Any]) -> None:
+    """Let every policy take one step a pass, however few questions there are."""
+    values["ppo"]["num_mini_batches"] = 1
+    for agent in values["agents"].values():
+        agent.get("algorithm", {}).get("ppo", {}).pop("num_mini_batches", None)
+
+
 def scripted_trainer(values: dict[str, Any], script: Callable[[Request], str]) -> MultiAgentPPOTrainer:
     """Return a trainer all of whose agents answer with ``script(request)``."""
     trainer = build_trainer(from_dict(values, "test"), quiet=True)
