@@ -171,7 +171,7 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
     baseline_of(config, f"{where}.baseline")
     wanted = [
         (f"{where}.returns: {config.returns}", return_of(config, f"{where}.returns").needs),
-        (f"{where}.key", config.key),
+        (f"{where}.key:", config.key),
         (f"{where}.scale: {config.scale}", scale_of(config, f"{where}.scale").needs),
     ]
     for entry, transform in zip(config.post, build_transforms(config, where), strict=True):

@@ -4,13 +4,13 @@ this package. No torch."""
 import dataclasses
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from maporl.config.algorithm import Algorithm
+from maporl.config.algorithm import NOT_LEARNED, Algorithm
 from maporl.config.imports import is_import
-from maporl.config.schema import Config
+from maporl.config.schema import AgentSection, Config
 from maporl.credentials import without_secrets
 from trl_ext.ppo.options import remedy_of
 
@@ -153,13 +153,17 @@ def _expected(fault: Any, location: str) -> str:
 
 def _nearest(kind: type, location: tuple) -> str:
     """Return a text with the known keys at ``location`` and the key that is nearest to its last part."""
-    return nearest_key(_keys(kind, location[:-1])[1], str(location[-1]))
+    without = NOT_LEARNED if "algorithm" in location[:-1] else ()
+    return nearest_key(_keys(kind, location[:-1])[1], str(location[-1]), without)
 
 
-def nearest_key(section: Any, key: str) -> str:
-    """Return a text with the keys of the dataclass ``section``, and where a key like ``key`` stands, there or
-    elsewhere."""
-    names = [f.name for f in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
+def nearest_key(section: Any, key: str, without: Collection[str] = ()) -> str:
+    """Return a text with the keys of the dataclass ``section`` but those ``without``, and where a key like ``key``
+    stands, there or elsewhere."""
+    declared = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
+    names = [f.name for f in declared if f.name not in without]
+    if section is AgentSection and key in {f.name for f in dataclasses.fields(Algorithm)}.difference(names):
+        return f"did you mean 'algorithm.{key}'? known: {', '.join(names)}"
     if key in OF_TRL:
         return f"TRL's {key} is {OF_TRL[key]!r} here; known: {', '.join(names)}"
     elsewhere = _places()

@@ -322,11 +322,13 @@ def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = Tru
     parent = values.pop("extends", None)
     if not isinstance(parent, str | None):
         raise ConfigError(f"{path}: extends: expected the name of one file, got {parent!r:.80}")
-    if parent and not extends:
-        raise ConfigError(
-            f"{path}: extends={parent!r:.60}: the configuration of a run or a team is whole and may name no other "
-            "file; remove the key, or give the file itself as the configuration"
-        )
+    named = {"extends": parent} | {f"{place}.extends": name for place, name in _extending(values)}
+    for place, name in named.items() if not extends else ():
+        if name:
+            raise ConfigError(
+                f"{path}: {place}={name!r:.60}: the configuration of a run or a team is whole and may name no other "
+                "file; remove the key, or give the file itself as the configuration"
+            )
     if "pythonpath" in values:
         values["pythonpath"] = _absolute(values["pythonpath"], path.parent)
     return [(path, values), *(_read_files(_extended(path, parent), (*overlays, path.resolve())) if parent else [])]
@@ -347,23 +349,31 @@ def _with_algorithms(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: no recipe has this name.
     """
+    for place, name in _extending(values):
+        recipes = recipe_files() | configuration_files()
+        if not isinstance(name, str) or name not in recipes:
+            raise ConfigError(f"{place}.extends: as a recipe {unknown(str(name), recipes)}")
+        taken, left = _of_one_policy(read_yaml(recipes[name]))
+        tell(f"{place}: what recipe {name} says of the whole run is not taken: {', '.join(left)}")
+        key, _, agent = place.removesuffix(".algorithm").partition(".")
+        section = values[key][agent] if agent else values[key]
+        own = {option: value for option, value in section["algorithm"].items() if option != "extends"}
+        changed = section | {"algorithm": merge(taken, own)}
+        values = values | {key: values[key] | {agent: changed} if agent else changed}
+    return values
+
+
+def _extending(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the places of agents' algorithms that extend something, with what it is."""
     sections: dict[str, Any] = {"agent_defaults": values.get("agent_defaults")}
     if isinstance(values.get("agents"), dict):
         sections |= {f"agents.{name}": section for name, section in values["agents"].items()}
-    for place, section in sections.items():
-        algorithm = section.get("algorithm") if isinstance(section, dict) else None
-        if not isinstance(algorithm, dict) or "extends" not in algorithm:
-            continue
-        name, own = algorithm["extends"], {key: value for key, value in algorithm.items() if key != "extends"}
-        recipes = recipe_files() | configuration_files()
-        if not isinstance(name, str) or name not in recipes:
-            raise ConfigError(f"{place}.algorithm.extends: as a recipe {unknown(str(name), recipes)}")
-        taken, left = _of_one_policy(read_yaml(recipes[name]))
-        tell(f"{place}.algorithm: what recipe {name} says of the whole run is not taken: {', '.join(left)}")
-        changed = section | {"algorithm": merge(taken, own)}
-        key, _, agent = place.partition(".")
-        values = values | {key: values[key] | {agent: changed} if agent else changed}
-    return values
+    algorithms = {p: section.get("algorithm") for p, section in sections.items() if isinstance(section, dict)}
+    return [
+        (f"{place}.algorithm", algorithm["extends"])
+        for place, algorithm in algorithms.items()
+        if isinstance(algorithm, dict) and "extends" in algorithm
+    ]
 
 
 def _of_one_policy(recipe: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

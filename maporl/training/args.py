@@ -81,9 +81,10 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
             ArgumentError: the objective fails on a few made-up tokens, or returns something else than it should.
             ValueError: transformers refuses an argument.
         """
-        for name in {own.ppo.objective: None for own in (config, *map(config.of, config.agents))}:
-            objective = look_up(name, OBJECTIVES, "ppo.objective")
-            must_take(objective, ("new", "old", "advantages", "mask", "options"), f"ppo.objective: {name}")
+        of_agents = {f"agents.{agent}.algorithm.": config.of(agent) for agent in config.agents}
+        for name, place in {own.ppo.objective: at for at, own in (of_agents | {"": config}).items()}.items():
+            objective = look_up(name, OBJECTIVES, f"{place}ppo.objective")
+            must_take(objective, ("new", "old", "advantages", "mask", "options"), f"{place}ppo.objective: {name}")
             OBJECTIVES.setdefault(name, objective)
         processes = int(os.environ.get("WORLD_SIZE", "1"))  # each process plays its own batch in every update
         episodes = config.updates * config.questions_per_update() * processes

@@ -399,7 +399,7 @@ def test_a_missing_reward_is_no_number():
 def test_columns_are_checked_by_name_before_anything_is_played():
     recorded = ["prompt", "rollout", "agent", "turn", "order"]
     check_columns(config(key=("prompt", "agent")), recorded)
-    with pytest.raises(ValueError, match=r"advantage\.key names the column 'game', which is not recorded; there are"):
+    with pytest.raises(ValueError, match=r"advantage\.key: names the column 'game', which is not recorded; there are"):
         check_columns(config(key=("game",)), recorded)
     with pytest.raises(ValueError, match=r"advantage\.post: broadcast_to_callees names the column 'caller'"):
         check_columns(config(post=("broadcast_to_callees",)), recorded)

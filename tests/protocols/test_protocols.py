@@ -150,7 +150,7 @@ EPISODES = {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1}, "rul
         ({"protocol": {"name": "game"}, "task": {"name": "episodes"}, "reward": {"sources": {"labl": 1}}}, r"unknown 'labl'; did you mean 'label'"),
         ({"reward": {"rules": ["inherit"]}}, r"inherit .* protocol 'debate' records no callers"),
         ({"reward": {"rules": ["own"], "bonus": {"alpha": [1, 1, 1, 1]}}}, r"bonus goes with horizon"),
-        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "game"]}, "branching": {"group": 2}}, r"advantage\.key names the column 'game'"),
+        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "game"]}, "branching": {"group": 2}}, r"advantage\.key: names the column 'game'"),
         ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt"], "post": ["broadcast_to_callees"]}}, r"broadcast_to_callees names the column 'caller'"),
         ({"advantage": {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["prompt"]}}, "and no 'prompt' comes again"),
         ({"advantage": {"returns": "token_gae", "baseline": "mean"}}, r"token_gae goes with baseline critic or none"),

@@ -15,6 +15,7 @@ from maporl.config.algorithm import AdvantageConfig, Algorithm
 from maporl.config.parse import read_values
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
+from maporl.playground.tiny_versions import tiny_version
 from maporl.runs.build import build_trainer
 from maporl.team.agents import Agent
 from maporl.team.team import Team
@@ -134,6 +135,11 @@ REFUSED = [
     ({"ppo": {"lam": 0.5}}, {"advantage": {"returns": "token_chain_gae"}},
      "ppo.lam: returns token_chain_gae runs through the answers of ann and bob, which have 0.5 and 0.95"),
     ({"lr_scheduler_type": "sometimes"}, {}, "agents.ann.algorithm.lr_scheduler_type: unknown 'sometimes'"),
+    ({"ppo": {"objective": "grpo"}}, {}, "^agents.ann.algorithm.ppo.objective: unknown 'grpo'"),
+    ({"advantage": {"key": ["prompt", "agnt"]}}, {}, "agents.ann.algorithm.advantage.key: names the column 'agnt'"),
+    ({"ppo": {"vllm_mode": "x"}}, {}, "unknown key 'agents.ann.algorithm.ppo.vllm_mode'; known: num_ppo_epochs, num_mini"),
+    ({}, {"ann": {"ppo": {}}}, "unknown key 'agents.ann.ppo'; did you mean 'algorithm.ppo'"),
+    ({}, {"ann": {"advantage": {}}}, "unknown key 'agents.ann.advantage'; did you mean 'algorithm.advantage'"),
     ({"critic_warmup": 9}, {}, "agents.ann.algorithm.critic_warmup: only the critics would learn in all 3 updates"),
 ]  # fmt: skip
 
@@ -151,6 +157,34 @@ def test_an_option_that_the_learners_of_one_algorithm_do_not_read_is_told_where_
     unread = [line for line in said if "nothing reads it" in line]
     assert unread == ["warning: agents.ann.algorithm.ppo.vf_coef: it is set, and nothing reads it: no policy has a critic; "
                       "remove it"]  # fmt: skip
+
+
+LOOP = {"loop": {"rounds": 1, "stages": [{"train": "sft", "build": {"threshold": {"above": 0.5}}}]}}
+
+
+@pytest.mark.parametrize(
+    ("section", "sections", "why"),
+    [({"trainable": False}, {}, "ann is not trained"), ({}, LOOP, "no stage of the loop trains by ppo")],
+)
+def test_an_algorithm_that_nothing_learns_by_is_told(tmp_path, section, sections, why):
+    sections = {"training": {"per_device_train_batch_size": 4, "use_cpu": True, "save_steps": 0}} | sections
+    told = check_run(settings_of(tmp_path, section | {"algorithm": GROUPS}, **sections))
+    assert f"warning: agents.ann.algorithm: it is set, and nothing reads it: {why}; remove it" in told
+
+
+def test_a_tiny_version_keeps_the_algorithms_with_smaller_sizes(tmp_path):
+    file = tmp_path / "team.yaml"
+    own = "{extends: vapo, ppo: {num_mini_batches: 16}, critic_warmup: 50, warmup_steps: 10}"
+    file.write_text(
+        "task: {name: toy_sum}\nprotocol: {name: debate}\nagent_defaults: {algorithm: {ppo: {lam: 0.5}}}\n"
+        f"agents: {{ann: {{algorithm: {own}}}, bob: {{}}}}\n"
+    )
+    agents = parse_config(tiny_version(str(file), str(tmp_path))).agents
+    ann = agents["ann"].algorithm
+    assert agents["bob"].algorithm == Algorithm(ppo={"lam": 0.5})
+    assert (ann.ppo["num_mini_batches"], ann.ppo["lam"], ann.critic_warmup) == (2, 0.5, 1)
+    assert (ann.learning_rate, ann.warmup_steps, ann.value_learning_rate) == (None, None, 2e-6)
+    assert ann.ppo["lam_alpha"] == pytest.approx(0.05 * 512 / 6)
 
 
 def test_the_run_says_of_each_policy_what_it_learns_by(tmp_path):
@@ -197,6 +231,12 @@ def test_agents_of_a_program_have_algorithms_too(tmp_path):
         n: p.algorithm.of_policy for n, p in team.policies.items()
     }
     assert again.agents["ann"].learns_by.advantage == own.advantage
+    saved = tmp_path / "team/config.yaml"
+    saved.write_text(saved.read_text().replace("algorithm:\n", "algorithm:\n      extends: grpo\n", 1))
+    with pytest.raises(ConfigError, match=r"agents.ann.algorithm.extends='grpo': the configuration of .* is whole"):
+        Team.from_pretrained(tmp_path / "team")
+    with pytest.raises(ValueError, match=r"agent 'ann': algorithm: expected an Algorithm, got {'critic': 'none'}"):
+        Team([agent("ann", algorithm={"critic": "none"})])
     with pytest.raises(ValueError, match=r"agent 'bob': speaks with the weights of ann \(policy 'p'\) and learns by"):
         Team([agent("ann", policy="p"), agent("bob", policy="p", algorithm=own)])
     with pytest.raises(ValueError, match=r"temperature: belongs to no single policy"):
