@@ -116,7 +116,9 @@ def check_algorithms(run: ResolvedRun) -> Iterator[Fault]:
     """Yield what the algorithms of several agents exclude of each other: critics that nothing or only others read, and
     discounts that differ in one chain of answers."""
     algorithms = {name: run.config.of(name) for name in run.learners}
-    reading = [n for n, own in algorithms.items() if baseline_of(own.advantage).needs_critic]
+    policies = {name: run.config.agents[name].policy or name for name in algorithms}
+    read = {policies[name] for name, own in algorithms.items() if baseline_of(own.advantage).needs_critic}
+    reading = [name for name in algorithms if policies[name] in read]  # a policy's critic is that of all its agents
     shared = [name for name in reading if algorithms[name].training.critic == "central"]
     chained: dict[str, str] = {}
     for name, own in algorithms.items():

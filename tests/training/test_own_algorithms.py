@@ -105,6 +105,12 @@ def test_agents_of_one_policy_may_be_compared_in_different_ways(tmp_path):
     assert batch.metrics["both/objective/scores"] == pytest.approx(float(batch.token_batches["both"].score.mean()))
 
 
+def test_a_policys_critic_may_be_read_for_one_of_its_agents_alone(tmp_path):
+    ann = {"critic": "model", "advantage": {"baseline": "none"}}
+    agents = {"ann": {"policy": "p", "algorithm": ann}, "bob": {"policy": "p", "algorithm": {"critic": "model"}}}
+    assert any("critic model" in line for line in check_run(settings_of(tmp_path, **agents)))
+
+
 def test_a_critic_may_warm_up_alone_in_one_policy(tmp_path):
     trainer = build_trainer(settings_of(tmp_path, {"algorithm": {"critic_warmup": 1}}), quiet=True)
     before = {n: {k: v.clone() for k, v in p.model.state_dict().items()} for n, p in trainer.team.policies.items()}
