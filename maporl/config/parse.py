@@ -368,12 +368,8 @@ def _extending(values: dict[str, Any]) -> list[tuple[str, Any]]:
     sections: dict[str, Any] = {"agent_defaults": values.get("agent_defaults")}
     if isinstance(values.get("agents"), dict):
         sections |= {f"agents.{name}": section for name, section in values["agents"].items()}
-    algorithms = {p: section.get("algorithm") for p, section in sections.items() if isinstance(section, dict)}
-    return [
-        (f"{place}.algorithm", algorithm["extends"])
-        for place, algorithm in algorithms.items()
-        if isinstance(algorithm, dict) and "extends" in algorithm
-    ]
+    own = {f"{p}.algorithm": section.get("algorithm") for p, section in sections.items() if isinstance(section, dict)}
+    return [(place, one["extends"]) for place, one in own.items() if isinstance(one, dict) and "extends" in one]
 
 
 def _of_one_policy(recipe: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

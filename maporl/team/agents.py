@@ -71,10 +71,7 @@ class Agent:
             ValueError: the agent and its algorithm have different values for one of them.
         """
         if not isinstance(self.algorithm, Algorithm):
-            raise ValueError(
-                f"agent {self.name!r}: algorithm: expected an Algorithm, got {self.algorithm!r:.80}; write "
-                "maporl.Algorithm(ppo={...}, critic=...)"
-            )
+            raise ValueError(f"agent {self.name!r}: algorithm: expected an Algorithm, got {self.algorithm!r:.80}")
         try:
             return self.algorithm.with_defaults(critic=self.critic, learning_rate=self.learning_rate)
         except ValueError as error:

@@ -129,9 +129,8 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
         steps = "num_ppo_epochs num_mini_batches kl_coef objective aggregation cliprange entropy_coef vf_coef gamma lam"
         rates = "learning_rate value_learning_rate critic lr_scheduler_type warmup_steps max_grad_norm eval_steps"
         options = [f"ppo.{name}" for name in steps.split()] + [f"training.{name}" for name in rates.split()]
-        options += [
-            f"agents.{agent}.{name}" for agent in config.agents for name in ("learning_rate", "critic", "algorithm")
-        ]
+        for agent in config.agents:
+            options += [f"agents.{agent}.{name}" for name in ("learning_rate", "critic", "algorithm")]
         yield True, f"advantage schedule updates {' '.join(options)}", "no stage of the loop trains by ppo"
         return
     asked = {*reward.asked, *run.protocol.between_turns(), *("verifier" for s in stages if s.train == "reward")}
@@ -164,8 +163,8 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     yield not training.async_depth, "cluster.on_update", "training.async_depth is 0"
     for name, agent in config.agents.items():
         key = f"agents.{name}"
-        own = f"{key}.learning_rate {key}.critic {key}.algorithm"
-        yield not (agent.trainable and agent.weights), own, f"{name} is not trained"
+        rates = f"{key}.learning_rate {key}.critic {key}.algorithm"
+        yield not (agent.trainable and agent.weights), rates, f"{name} is not trained"
         values = baseline_of(config.of(name).advantage).needs_critic
         yield not values and agent.critic != "none", f"{key}.critic", "advantage.baseline reads no values"
         yield not calls, f"{key}.call_format {key}.call_texts {key}.limits", "nobody calls tools"
