@@ -1,7 +1,7 @@
 """A word game of a hinter and a guesser, in which the two can learn by different algorithms.
 
-    maporl train examples/hint_and_guess/mixed.yaml
-    maporl compare examples/hint_and_guess/mixed.yaml examples/hint_and_guess/both_*.yaml --output runs/hints
+maporl train examples/hint_and_guess/mixed.yaml
+maporl compare examples/hint_and_guess/mixed.yaml examples/hint_and_guess/both_*.yaml --output runs/hints
 """
 
 import itertools
@@ -19,11 +19,12 @@ class HintAndGuess(Game):
     """Player 0 sees a secret number from 1 to 6 and says a letter. Player 1 sees the letter and says three different
     numbers, which are its guesses in order.
 
-    Payments: both get the share of the guesses that are left with the right one: 1 where it is the first, 2/3 where it is
-    the second, 1/3 where it is the third, and else 0. An illegal move pays its author -1.5 and the other nothing.
+    Payments: both get the share of the guesses that are left with the right one: 1 where it is the first, 2/3 where it
+    is the second, 1/3 where it is the third, and else 0. An illegal move pays its author -1.5 and the other nothing.
 
-    A warm start teaches the guesser half of a code: 1 is among its guesses where it hears a, 2 where it hears b, and so on,
-    in any place. It teaches the hinter any letter. So both have something to learn: what to say, and what to guess first.
+    A warm start teaches the guesser half of a code: 1 is among its guesses where it hears a, 2 where it hears b, and so
+    on, in any place. It teaches the hinter any letter. So both have something to learn: what to say, and what to guess
+    first.
     """
 
     interests = "common"

@@ -129,8 +129,10 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
         steps = "num_ppo_epochs num_mini_batches kl_coef objective aggregation cliprange entropy_coef vf_coef gamma lam"
         rates = "learning_rate value_learning_rate critic lr_scheduler_type warmup_steps max_grad_norm eval_steps"
         options = [f"ppo.{name}" for name in steps.split()] + [f"training.{name}" for name in rates.split()]
-        for agent in config.agents:
-            options += [f"agents.{agent}.{name}" for name in ("learning_rate", "critic", "algorithm")]
+        for name, agent in config.agents.items():
+            options += [f"agents.{name}.{key}" for key in ("learning_rate", "critic")]
+            read = {"weight_decay"}.issuperset(agent.algorithm.of_policy) and not agent.algorithm.advantage
+            options += [] if read else [f"agents.{name}.algorithm"]
         yield True, f"advantage schedule updates {' '.join(options)}", "no stage of the loop trains by ppo"
         return
     asked = {*reward.asked, *run.protocol.between_turns(), *("verifier" for s in stages if s.train == "reward")}
