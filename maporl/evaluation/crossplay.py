@@ -61,10 +61,15 @@ def seatings(runs: int, seats: int, most: int = MOST_TEAMS) -> list[tuple[int, .
 
 @dataclass(frozen=True)
 class CrossTeam:
-    """A team that was played: the number of the run of each seat, and its result on each question."""
+    """A team that was played: the number of the run of each seat, and its result on each question.
+
+    ``survives`` is the share of time that evolution spends in it
+    (:func:`maporl.studies.crossplay.alpha_rank.with_survival`), or None.
+    """
 
     runs: tuple[int, ...]
     right: Right
+    survives: float | None = None
 
     @property
     def self_play(self) -> bool:
@@ -179,6 +184,7 @@ class CrossPlay:
                     "final": numbers_of(team.final()),
                     "against_own_teams": None if team.self_play else vars(self.against_own_teams(team)),
                     "right": list(team.right),
+                    "survives": team.survives,
                 }
                 for team in self.teams
             ],
@@ -198,9 +204,9 @@ class CrossPlay:
             raise ValueError(f"expected at most {_MOST_NAMES} runs and seats, got {len(names)}")
         if not all(isinstance(name, str) for name in names):
             raise ValueError(f"expected names of runs and seats, got {names!r:.80}")
-        teams = tuple(CrossTeam(tuple(team["runs"]), tuple(team["right"])) for team in record["teams"])
-        if not all(one is None or 0 <= one <= 1 for team in teams for one in team.right):
-            raise ValueError("expected shares of right answers from 0 to 1")
+        teams = tuple(CrossTeam(tuple(t["runs"]), tuple(t["right"]), t.get("survives")) for t in record["teams"])
+        if not all(one is None or 0 <= one <= 1 for team in teams for one in (*team.right, team.survives)):
+            raise ValueError("expected shares of right answers, and of time, from 0 to 1")
         numbers = [record[name] for name in ("temperature", "seed", "left_out")]
         if not all(isinstance(number, int | float) for number in numbers):
             raise ValueError(f"expected temperature, seed and left_out as numbers, got {numbers!r:.80}")

@@ -191,6 +191,11 @@ FINDINGS: tuple[Row, ...] = (
     Row("cells", "mean", bool,
         lambda n: "The diagonal has the teams that trained together. The mean of the others is over "
         f"{counted(sum(not team.self_play for team in n.teams), 'mixed team')}."),
+    Row("cells", "survival", lambda n: len(n.seats) == 2 and n.teams[0].survives is not None,
+        lambda n: "Where seats were refilled again and again by the agents of whichever run does better (alpha-Rank), "
+        "the time would be spent in these teams: {}.".format(", ".join(
+            f"{n.seats[0]} of {n.runs[t.runs[0]]} with {n.seats[1]} of {n.runs[t.runs[1]]} {t.survives:.0%}"
+            for t in n.teams if (t.survives or 0.0) >= 0.01))),
     # where it still fails
     Row("scope", "scope", lambda n: not n.ended, ""),
     Row("scope", "scope", lambda n: n.run.of("after"),

@@ -64,3 +64,9 @@ def test_the_json_form_comes_back_and_a_damaged_one_is_refused():
         CrossPlay.from_json(record | {"teams": [t for t in record["teams"] if t["runs"] != [1, 0]]})
     with pytest.raises(ValueError, match="different numbers of answers"):
         CrossPlay.from_json(record | {"teams": [*record["teams"][:3], {"runs": [1, 1], "right": [1.0]}]})
+    assert (
+        CrossPlay.from_json({**record, "teams": [t | {"survives": 0.25} for t in record["teams"]]}).teams[0].survives
+        == 0.25
+    )
+    with pytest.raises(ValueError, match="shares of right answers, and of time, from 0 to 1"):
+        CrossPlay.from_json({**record, "teams": [t | {"survives": 2.0} for t in record["teams"]]})

@@ -11,6 +11,7 @@ from maporl.report.counts import Calls, Case
 from maporl.report.exhibits import Shown
 from maporl.report.findings import FINDINGS, said
 from maporl.report.groups import Pace
+from maporl.studies.crossplay.alpha_rank import with_survival
 from maporl.types import Dialogue, Example, Utterance
 
 
@@ -86,6 +87,7 @@ CASES = [
     ("others", teams((1.0, 0.0, 1.0, 1.0), (1.0, 1.0, 1.0, 0.5)), "... The interval contains 0, so no dependence on the own partners is seen."),
     ("others", teams((0.0,) * 4, (1.0,) * 4, left_out=2), "... So the agents do not depend on their own partners: teams of strangers are even better. 2 held-out questions of one were left out, because another run was trained on them."),
     ("cells", played(TWO), "A row has ann of one run, and a column has bob of one run. The diagonal has the teams that trained together. The mean of the others is over 2 mixed teams."),
+    ("cells", with_survival(played(TWO)), "... Where seats were refilled again and again by the agents of whichever run does better (alpha-Rank), the time would be spent in these teams: ann of one with bob of one 100%."),
     ("cells", played(dict.fromkeys(seatings(2, 3), (1.0,)), seats=("ann", "bob", "cat")), "A row has the agents ann, bob and cat of one run. Off the diagonal, one of them comes from the column's run; the number is the mean over which one. The diagonal has the teams that trained together. The mean of the others is over 6 mixed teams."),
     ("scope", run(ended=[]), ""),
     ("scope", run(ended=[1], unit="question", after=[1]), "1 held-out question after training"),

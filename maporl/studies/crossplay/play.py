@@ -21,6 +21,7 @@ from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.run import ResolvedRun
 from maporl.runs.build import find_device, player_of, ready_to_play
+from maporl.studies.crossplay.alpha_rank import with_survival
 from maporl.studies.crossplay.entrants import Entrant, seats_of, shared_questions
 from maporl.tasks import Task
 from maporl.team.agents import Agent
@@ -163,9 +164,10 @@ def play_crossplay(entrants: Sequence[Entrant], most: int, quiet: bool = False) 
             pool.keep([casts[later] for later in waiting])
     names = tuple(entrant.name for entrant in entrants)
     try:
-        return CrossPlay(names, seats, tuple(teams), config.evaluation.temperature, config.seed, left_out)
+        played = CrossPlay(names, seats, tuple(teams), config.evaluation.temperature, config.seed, left_out)
     except ValueError as error:
         raise RunError(f"cross-play of {', '.join(names)}: {error}") from None
+    return with_survival(played)
 
 
 def _play_team(
