@@ -2,10 +2,13 @@
 
 import random
 from dataclasses import dataclass
+from statistics import fmean
 
 from maporl.protocols.base import Play, Protocol
+from maporl.rewards.rule import Credits, Rule
+from maporl.rounding import difference
 from maporl.text import check_pattern, matches, text_option
-from maporl.types import Ask, Example, Utterance
+from maporl.types import Ask, Dialogue, Example, Utterance
 from trl_ext.ppo.options import Positive, option
 
 SOLVE = "{question}\n\n{history}Give your solution."
@@ -78,3 +81,23 @@ class Forum(Protocol):
     def _ask(self, agent: str, text: str, role: str, parents: tuple[int, ...], answers: bool = False) -> Ask:
         message = {"role": "user", "content": text}
         return Ask(agent, [message], role=role, parents=parents, answers=answers, fresh=True)
+
+
+@dataclass(frozen=True)
+class Complement(Rule):
+    """An utterance in one of the ``roles`` gets 1 minus the mean credit of what it was shown (CoMAS's evaluators)."""
+
+    roles: tuple[str, ...] = option(help="The roles.")
+
+    along = "utterance"
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        result = []
+        for dialogue, credit in zip(dialogues, credits, strict=True):
+            changed = dict(credit)
+            for u in (u for u in dialogue.utterances if u.role in self.roles):
+                shown = [credit[p] for p in u.parents if p in credit and dialogue.utterances[p].role not in self.roles]
+                if shown:
+                    changed[u.id] = difference(1.0, fmean(shown))
+            result.append(changed)
+        return result

@@ -101,26 +101,6 @@ class Last(Rule):
 
 
 @dataclass(frozen=True)
-class Complement(Rule):
-    """An utterance in one of the ``roles`` gets 1 minus the mean credit of what it was shown (CoMAS's evaluators)."""
-
-    roles: tuple[str, ...] = option(help="The roles.")
-
-    along = "utterance"
-
-    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        result = []
-        for dialogue, credit in zip(dialogues, credits, strict=True):
-            changed = dict(credit)
-            for u in (u for u in dialogue.utterances if u.role in self.roles):
-                shown = [credit[p] for p in u.parents if p in credit and dialogue.utterances[p].role not in self.roles]
-                if shown:
-                    changed[u.id] = difference(1.0, fmean(shown))
-            result.append(changed)
-        return result
-
-
-@dataclass(frozen=True)
 class ZeroSum(Rule):
     """Every utterance gets its agent's total in the dialogue minus the mean of the other agents' totals."""
 
@@ -282,13 +262,14 @@ RULES = Parts(
         "team_mean": TeamMean,
         "sum": Sum,
         "last": Last,
-        "complement": Complement,
+        "complement": "maporl.methods.forum:Complement",
         "zero_sum": ZeroSum,
         "back_propagate": BackPropagate,
         "tree_mean": TreeMean,
         "mix": Mix,
         "cost": Cost,
         "gate": "maporl.methods.g_ra:Gate",
+        "potential": "maporl.methods.potential:Potential",
         "tier": "maporl.methods.ssl:Tier",
         "public_goods": "maporl.methods.mac_spgg:PublicGoods",
         "tournament": "maporl.methods.arenarl:Tournament",

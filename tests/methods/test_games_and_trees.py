@@ -330,7 +330,7 @@ LOOKS_AHEAD = {
     "team_mean": {}, "sum": {}, "last": {}, "zero_sum": {}, "back_propagate": {}, "tree_mean": {}, "public_goods": {},
     "tournament": {}, "mix": {"weights": {"callees/env": 0.5}}, "gate": {"order": ["callees/env"]},
     "tier": {"proximity": "callees/legal"}, "redistribute": {"by": "callees/env"}, "margin": {"beta": 0.5}, "quality": {"beta": 0.5},
-    "prove": {}, "length_share": {},
+    "prove": {}, "length_share": {}, "potential": {"of": "legal", "weight": 0.5},
 }  # fmt: skip
 OWN = {  # a cost per token charges for wordings, so here it is at its limit
     "own": {}, "complement": {"roles": ["player 1"]}, "mix": {"weights": {"legal": 0.5, "caller/env": 0.5}},

@@ -143,7 +143,7 @@ def test_along_what_a_rule_spreads_credit():
     """``branching`` asks this: a rule that spreads credit along a dialogue needs its future."""
     expected = {
         "utterance": {"own", "complement", "cost", "inherit", "tree_margin"},
-        "dialogue": {"last", "zero_sum", "back_propagate", "public_goods", "readability"},
+        "dialogue": {"last", "zero_sum", "back_propagate", "public_goods", "readability", "potential"},
         "question": {"tree_mean", "tournament", "counterfactual", "length_share", "prove", "translate", "consistency"},
     }
     named = {name: RULES[name].along for name in RULES if isinstance(RULES[name].along, str)}
