@@ -121,7 +121,7 @@ def _need(values: dict[str, Any]) -> str:
         return "a game"
     if protocol == "propose":
         return "a proposer"
-    if sources.keys() & {"majority", "peer"}:
+    if sources.keys() & {"majority", "peer_majority", "peer"}:
         return "no labels"
     if sources.keys() & {"judge", "arena", "annotator", "verifier"}:
         return "a judge"

@@ -77,6 +77,7 @@ SOURCES = Parts(
         "f1": _function(f1, answers_only=True),
         "faithful": "maporl.methods.prover_verifier:build",
         "majority": _function(majority, answers_only=True, compares=True),
+        "peer_majority": "maporl.methods.co_rl:build",
         "verdict": _function(verdict),
         "critical_steps": _function(critical_steps),
         "tokens": _function(tokens),
@@ -94,7 +95,9 @@ SOURCES = Parts(
 """Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models. The
 source of one method or library alone has a module of its own, which is imported when the source is built."""
 
-ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "majority", "brevity", "verifier", "judge", "arena"})
+ANSWERS_ONLY = frozenset(
+    {"label", "format", "near", "f1", "majority", "peer_majority", "brevity", "verifier", "judge", "arena"}
+)
 """The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must
 know it without building them, because some load a model."""
 

@@ -12,7 +12,7 @@ from maporl.rewards.rules import Rule, build_rules
 from maporl.run import ResolvedRun
 from trl_ext.ppo.options import PPOOptions
 
-UP_TO_ONE = frozenset({"label", "format", "near", "f1", "majority", "brevity", "verifier"})
+UP_TO_ONE = frozenset({"label", "format", "near", "f1", "majority", "peer_majority", "brevity", "verifier"})
 """The rewards that are from 0 to 1."""
 
 

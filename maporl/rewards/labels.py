@@ -1,6 +1,7 @@
 """Reward sources that need no model: right or wrong, readable, near, of the same words, brief. Imports no torch."""
 
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 
 from maporl.grading import canonical, final_answer, number
@@ -73,19 +74,30 @@ def majority(dialogues: list[Dialogue], task: Task) -> Values:
     final answer votes for nothing and earns 0. If n answers have equally many votes, each of them earns 1/n. Agreement
     is paid whether it is right or wrong: a team can earn it by one answer to every question.
     """
+    return agreement(dialogues, task, lambda d, u: None, lambda d, u: None)
+
+
+Block = Callable[[Dialogue, Utterance], str | None]
+
+
+def agreement(dialogues: list[Dialogue], task: Task, votes_in: Block, follows: Block) -> Values:
+    """Return for each answer its share of the winners of the vote that it ``follows``; see :func:`majority`.
+
+    Last answers to a question vote in the block that ``votes_in`` names, and there is one vote for each block.
+    """
     grade_answers(dialogues, task)
-    votes: dict[tuple[int, str], Counter[str]] = {}
+    votes: dict[tuple[int, str, str | None], Counter[str]] = {}
     for d in dialogues:
         for u in d.at(d.turns() - 1) if not d.without else ():
             if (given := _final(u)) is not None:
-                votes.setdefault((d.prompt, d.asked(u).question), Counter())[given] += 1
+                votes.setdefault((d.prompt, d.asked(u).question, votes_in(d, u)), Counter())[given] += 1
 
-    def agreed(dialogue: Dialogue, utterance: Utterance) -> float | None:
-        if not utterance.answers:
+    def agreed(d: Dialogue, u: Utterance) -> float | None:
+        if not u.answers:
             return None
-        counts = votes.get((dialogue.prompt, dialogue.asked(utterance).question), Counter())
+        counts = votes.get((d.prompt, d.asked(u).question, follows(d, u)), Counter())
         most = [answer for answer, count in counts.items() if count == max(counts.values())]
-        return 1 / len(most) if _final(utterance) in most else 0.0
+        return 1 / len(most) if _final(u) in most else 0.0
 
     return [[agreed(d, u) for u in d.utterances] for d in dialogues]
 

@@ -299,7 +299,8 @@ def _branched_credit(branching: BranchingSection, reward: RewardSection, protoco
         what = f"{how} compares answers at once, but protocol {protocol.label!r} has steps that nothing scores yet"
         remedy = "use how: independent or fork_first, or let a program report scores (reward.sources: reported)"
         yield Fault("branching", what, remedy)
-    later = {"repeats": "a whole update's proposals", "majority": "the last answers of all its dialogues"}
+    later = dict.fromkeys(("majority", "peer_majority"), "the last answers of all its dialogues")
+    later["repeats"] = "a whole update's proposals"
     for source in [name for name in later if kind.judges and name in reward.sources]:
         what = f"{how} compares answers while they are given, but reward.sources: {source} needs {later[source]}"
         yield Fault("branching", what, f"use how: independent or fork_first, or leave {source} out")

@@ -208,13 +208,14 @@ def _rewards(run: ResolvedRun) -> Iterator[str]:
     """Yield choices of the rewards."""
     reward = run.config.reward
     sources = {name: weight for name, weight in reward.sources.items() if weight}
+    agreed = [name for name in ("majority", "peer_majority") if sources.get(name, 0) > 0]
     yield from _those_that_hold(
         (sources.get("label", 1) < 0,
          f"reward.sources: label has the weight {sources.get('label', 1):g}, so right answers cost; give it more"),
-        (sources.get("majority", 0) > 0 and "label" not in reward.sources,
-         "reward.sources: majority pays agreement, right or wrong, so that a team which gives one answer to every "
-         "question earns all of it; watch the accuracy on held-out questions that have labels, and the entropy, and "
-         "stop when the accuracy falls"),
+        (agreed and "label" not in reward.sources,
+         f"reward.sources: {' and '.join(agreed)} pays agreement, right or wrong, so that a team which gives one "
+         "answer to every question earns all of it; watch the accuracy on held-out questions that have labels, and the "
+         "entropy, and stop when the accuracy falls"),
     )  # fmt: skip
     fines = {f"reward.penalties.{name}": getattr(reward.penalties, name, 0) for name in (*FAULTS, *CALLS)}
     fines["ppo.missing_eos_penalty"] = run.config.ppo.missing_eos_penalty or 0

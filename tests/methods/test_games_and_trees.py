@@ -336,6 +336,7 @@ OWN = {  # a cost per token charges for wordings, so here it is at its limit
     "own": {}, "complement": {"roles": ["player 1"]}, "mix": {"weights": {"legal": 0.5, "caller/env": 0.5}},
     "cost": {"most": 0.001}, "gate": {"order": ["env", "legal"]}, "tier": {"proximity": "legal"},
     "redistribute": {"by": "env", "grounding": "legal"}, "margin": {}, "quality": {},
+    "convert": {}, "beyond_shown": {},
 }  # fmt: skip
 RETURNS = {"utterance": "mean", "reward_to_go": "mean", "tree": "mean", "turn_gae": "critic", "chain_gae": "critic"}
 MAPORL = {
@@ -446,8 +447,18 @@ def test_an_advantage_that_compares_turns_is_refused_there_too(change, tmp_path)
 def test_every_rule_is_tried():
     # inherit needs callers, which games do not have, counterfactual needs ablations and consistency a judge of steps,
     # which a tree refuses, readability needs the reward nll, which charges for wordings, tree_margin needs attempts
-    # that mend others, and translate answers that were shown
-    others = {"inherit", "counterfactual", "readability", "consistency", "tree_margin", "translate"}
+    # that mend others, translate answers that were shown, refute tests of programs, and short_and_right charges for
+    # wordings
+    others = {
+        "inherit",
+        "counterfactual",
+        "readability",
+        "consistency",
+        "tree_margin",
+        "translate",
+        "refute",
+        "short_and_right",
+    }
     missing = sorted(set(RULES) - {*OWN, *LOOKS_AHEAD} - others)
     assert not missing, (
         f"give {', '.join(missing)} a line with options in OWN if a credit depends on nothing that is said after it, and in "

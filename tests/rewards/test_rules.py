@@ -142,9 +142,19 @@ def test_rules_compose_from_left_to_right_and_faults_are_named():
 def test_along_what_a_rule_spreads_credit():
     """``branching`` asks this: a rule that spreads credit along a dialogue needs its future."""
     expected = {
-        "utterance": {"own", "complement", "cost", "inherit", "tree_margin"},
+        "utterance": {"own", "complement", "cost", "inherit", "tree_margin", "convert", "beyond_shown"},
         "dialogue": {"last", "zero_sum", "back_propagate", "public_goods", "readability", "potential"},
-        "question": {"tree_mean", "tournament", "counterfactual", "length_share", "prove", "translate", "consistency"},
+        "question": {
+            "tree_mean",
+            "tournament",
+            "counterfactual",
+            "length_share",
+            "prove",
+            "translate",
+            "consistency",
+            "short_and_right",
+            "refute",
+        },
     }
     named = {name: RULES[name].along for name in RULES if isinstance(RULES[name].along, str)}
     missing = sorted(set(named) - set().union(*expected.values()))

@@ -49,6 +49,7 @@ LONGER = {
     "turn_ppo": {"steps": 40},
     "oni": {"steps": 40},
     "at_grpo_code": {"steps": 80},
+    "co_rl": {"steps": 60},
     "search_self_play": {"steps": 60},
     "parl": {"steps": 60},
     "reseek": {"steps": 40},
