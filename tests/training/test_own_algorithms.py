@@ -22,6 +22,7 @@ from maporl.team.team import Team
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import load
 from maporl.validation.preflight import check_run
+from trl_ext.files.manifest import CheckpointError
 
 TINY = TinySection(**SMALL)
 GROUPS = {
@@ -278,3 +279,21 @@ def test_the_game_of_the_example_pays_what_is_left_of_the_guesses():
         "123": ({0: 0.0, 1: 0.0}, False),
     }  # fmt: skip
     assert all("2" in guess for guess in game.taught(1)) and len(game.taught(1)) == 60 and len(game.moves(1)) == 120
+
+
+def test_a_resumed_run_has_the_algorithms_of_its_checkpoint(tmp_path):
+    def settings(bob, updates=2):
+        training = {"per_device_train_batch_size": 4, "use_cpu": True, "save_steps": 1}
+        return settings_of(tmp_path, bob={"algorithm": bob}, training=training, updates=updates)
+
+    build_trainer(settings(GROUPS, 1), quiet=True).train()
+    for changed, told in (
+        (GROUPS | {"ppo": GROUPS["ppo"] | {"entropy_coef": 0.1}}, r"'entropy_coef': 0.1"),
+        (GROUPS | {"advantage": GROUPS["advantage"] | {"scale": "none"}}, r"'scale': 'none'"),
+        ({}, r"algorithms was \{'bob': .* and is \{\}"),
+    ):
+        with pytest.raises(CheckpointError, match=f"was made with other options .*{told}"):
+            build_trainer(settings(changed), quiet=True).train(resume_from_checkpoint=True)
+    trainer = build_trainer(settings(GROUPS), quiet=True)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 2
