@@ -9,7 +9,7 @@ import grading as hard_forms
 import pytest
 
 from maporl.grading import final_answer, find_label, grade_mathematics, same_answer
-from maporl.grading.answers import boxed, label_of
+from maporl.grading.answers import boxed, label_of, option, stated
 from maporl.grading.benchmarks import grade_benchmark
 from maporl.grading.expressions import read
 from maporl.grading.spans import grade_span
@@ -25,7 +25,7 @@ def graded(answer, label, meta=None):
 
 
 WRONG = {
-    "absolute values": [("|x-1|", "x-1"), ("|x", "|x|"), ("|x|", "x")],
+    "absolute values": [("|x-1|", "x-1"), ("|x", "|x|"), ("|x|", "x"), (r"|x-11|\sqrt{x-10}", r"(x-11)\sqrt{x-10}")],
     "depth": [("(" * 20 + "1+1" + ")" * 20, "2")],
     "degrees": [
         (r"180^\circ - 60^\circ", "60"), (r"2\cdot 30^\circ", "30"), (r"85^\circ, 75^\circ", r"75^\circ, 75^\circ"),
@@ -74,6 +74,7 @@ WRONG = {
         ("2*3 1/2", "6.5"), (r"2\cdot 3\frac{1}{2}", "6.5"), (r"x\cdot 3\frac12", "3x/2"), ("-3 1/2", "-2.5"),
     ],
     "whole numbers": [
+        ("(1/2)!", "1"), (r"\lfloor i\rfloor", "i"),
         (r"\lfloor n/2\rfloor+2", r"$\lceil n / 2\rceil+1$"), (r"\lceil\log_2 n\rceil", r"$\left\lfloor\log _{2} n\right\rfloor+1$"),
         (r"\lceil 2n/3\rceil", r"$N(n)=\left\lfloor\frac{2 n}{3}\right\rfloor+1$"), (r"mn-\lceil m/2\rceil+1", r"$m n-\lfloor m / 2\rfloor$"),
         (r"\lfloor x\rfloor", "x"), (r"\lfloor x\rfloor+1", r"\lceil x\rceil"), ("n!", "(n+1)!"), ("(-1)^n", "(-1)^{n+1}"), ("(-1)^n", "1"), (r"\binom{n}{k}", r"\binom{n}{k+1}"),
@@ -100,7 +101,7 @@ RIGHT = {
         ("8.24", r"\approx 8.24 \text{ mph}"), (r"2\sqrt{17}", r"\approx 8.25"), (r"2\sqrt{17}\approx 8.246", r"2\sqrt{17}"), ("0.1+0.2", "0.3"), ("6÷2", "3"),
         (r"0.\overline{3}", r"\frac13"), (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt6}"), (r"\sqrt{5+2\sqrt6}-\sqrt2-\sqrt3", "0"), ("2.5e3", "2500"), (r"\sqrt{x}\sqrt{y}", r"\sqrt{xy}"), ("four", r"\mbox{four}"), ("4", r"\mbox{four}"), ("1+-2", "-1"), ("3.83 x 10^35", r"3.83 \times 10^{35}"), ("3.83 × 10³⁵", r"3.83 \times 10^{35}"), ("x²", "x^2"),
         (r"\frac{10!}{7!3!}", r"\binom{10}{3}"), (r"\binom{10}{3}", "120"), (r"\tbinom{10}{3}", "120"), (r"{10 \choose 3}", "120"), (r"x^{\frac12}", r"\sqrt{x}"), (r"\sin^2x+\cos^2x", "1"),
-        (r"\ln(x^2)", r"2\ln x"), (r"\frac{\ln 3}{\ln 2}", r"\log_2 3"), ("i^2", "-1"), (r"e^{i\pi}", "-1"), (r"\lfloor 3.7\rfloor", "3"), ("1.0", "1"),
+        (r"\ln(x^2)", r"2\ln x"), (r"\frac{\ln 3}{\ln 2}", r"\log_2 3"), ("i^2", "-1"), (r"e^{i\pi}", "-1"), (r"\lfloor 3.7\rfloor", "3"), ("1.0", "1"), (r"\frac13-\frac{\ln 2}{\ln 8}", "0"),
     ],
     "layout": [
         (r"\displaystyle\frac{1}{2}", r"\frac{1}{2}"), (r"\cfrac{1}{2}", r"\frac{1}{2}"), (r"\tfrac34", "0.75"), (r"(1,\;2)", "(1,2)"),
@@ -127,7 +128,7 @@ RIGHT = {
     ],
     "relations": [
         ("x=5", "5"), ("5", "x=5"), (r"\text{Area}=12", "12"), (r"f^{-1}(x)=\frac{x-1}{2}", r"\frac{x-1}{2}"), ("5=x", "x=5"), ("y=2x+1", "2x+1"), ("2x+1", "y=2x+1"), ("y=2x+1", "2x-y+1=0"), ("f(n)=n", "f(x)=x"), ("x>3", r"(3,\infty)"),
-        ("3<x", "x>3"), (r"0\le x\le1", "[0,1]"), (r"x\in[0,1]", "[0,1]"), (r"(-\infty,3)\cup(3,\infty)", r"x\ne3"), (r"\mathbb{R}", r"(-\infty,\infty)"),
+        ("3<x", "x>3"), (r"0\le x\le1", "[0,1]"), (r"x\in[0,1]", "[0,1]"), (r"(-\infty,3)\cup(3,\infty)", r"x\ne3"), (r"\mathbb{R}", r"(-\infty,\infty)"), (r"\mathbb{R}\backslash\{3\}", r"x\ne3"),
         (r"x<-1 \text{ or } x>2", r"(-\infty,-1)\cup(2,\infty)"), ("2x>4", "x>2"), ("-x<-2", "x>2"), (r"\frac12\begin{pmatrix}2\\4\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
     ],
     "signs": [
@@ -309,11 +310,17 @@ def test_what_stands_beside_a_box_may_change_or_deny_it():
         ("\\[\\boxed{5}\\]\nand\n\\[\\boxed{6}\\]", "6", False), (r"$x=\boxed{5}$ and $y=\boxed{6}$", "5,6", False), (r"$-\boxed{5}$. Answer: -5", "-5", True),
         ("Answer: (C) is incorrect", "C", False), ("Answer: C) wrong", "C", False), ("Answer: C. No, D.", "C", False), ("Answer: A. That is wrong, it is B", "A", False),
         ("Answer: C? D", "C", False), ("Answer: (C). Wait, D.", "C", False), ("Answer: C or D", "C", False), ("Answer: (C). The other options are wrong.", "C", True),
+        ("Answer: " + "of one " * 99 + "mind", "of one " * 99 + "mind", True),
         ("Answer: B. Paris", "B", True), (r"\boxed{B) It does not exist}", "(B) It does not exist", True), (r"\boxed{12}", "(1,2)", False),
     ],
 )  # fmt: skip
 def test_boxes_that_belong_together_and_options_that_are_taken_back(text, label, right):
     assert grade_benchmark(text, label).correct is right
+
+
+def test_two_options_are_none_and_a_number_is_read_without_its_label():
+    assert option("(A) and B") is None
+    assert stated("Answer: 5", "5") is None
 
 
 def test_every_mark_of_a_thought_hides_it_also_cut_off():
@@ -381,6 +388,9 @@ def test_a_comparison_may_take_exactly_its_budget():
         budget.spend(1)
     assert same(read("1+2"), read("3"), Budget(5 * 32 - 1)) is False
     assert same(read("1+2"), read("3"), Budget(5 * 32)) is True, "five fractions, each of which costs 32"
+    assert same(read("(x+1)^2"), read("x^2+2x+1"), Budget(4000)) is False, (
+        "it ends after six of eight points, all alike"
+    )
 
 
 def test_no_grader_reads_a_thought():
