@@ -347,6 +347,7 @@ def test_rounding_is_told_by_the_size_of_what_is_compared():
 def test_padding_enters_no_statistic():
     plain = estimate(one_prompt([1, 0, 0]), config())
     padded = TurnBatch(reward=[1, 99, 0, 0, float("nan")], prompt=["q"] * 5, mask=[True, False, True, True, False])
+    assert padded.tensor(padded.reward).tolist() == [1, 0, 0, 0, 0]
     got = estimate(padded, config())
     torch.testing.assert_close(got[[0, 2, 3]], plain)
     assert got[[1, 4]].tolist() == [0, 0]

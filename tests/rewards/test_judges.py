@@ -87,7 +87,8 @@ def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):
 @pytest.mark.parametrize(("change", "message"), [
     ({"reward": {"sources": {"judge": 1}}}, r"reward\.judge: the source 'judge' needs it"),
     ({"reward": {"sources": {"judge": 1}, "judge": {"agent": "ann"}}}, r"'ann' must be one of .* that does not play"),
-    ({"reward": {"sources": {"arena": 1}, "arena": {"agent": "jo"}}}, r"set branching\.group to 2 or more"),
+    ({"reward": {"sources": {"arena": 1}, "arena": {"agent": "jo"}}}, r"reward\.sources: arena compares .*; set branching\.group to 2 or more"),
+    ({"reward": {"sources": {"label": 1}, "rules": ["inherit"]}}, r"reward\.rules: inherit needs callers, but protocol 'debate' records no callers"),
     ({"branching": {"resample": 2}}, r"one dialogue per question has no reward variance"),
 ])  # fmt: skip
 def test_judges_that_cannot_judge_are_refused(change, message):

@@ -62,6 +62,7 @@ def checked(tmp_path, body="", alphabet="01yn"):
     ("    def solution(self, example):\n        return 1 / 0", r"line 19: ZeroDivisionError"),
     (f"{GRADE}\n        return text == example.answer", "grade returned a value of type bool; expected maporl.Grade"),
     (f"{GRADE}\n        return Grade(text, 'yes', '')", "a Grade whose correct is a value of type str"),
+    (f"{GRADE}\n        from maporl.errors import ConfigError; raise ConfigError('no such text')", "^no such text$"),
     (f"{GRADE}\n        return Grade(text[99], True, '')", r"grade: .*own_\w+\.py, line 19: IndexError"),
 ])  # fmt: skip
 def test_a_task_that_breaks_its_contract_is_refused_in_one_line(tmp_path, body, message):
