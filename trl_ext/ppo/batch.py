@@ -111,8 +111,8 @@ class TokenBatch:
     values: Annotated[Tensor, "sent", "computed"]
     advantages: Annotated[Tensor, "assigned"]
     returns: Annotated[Tensor, "assigned"]
+    critic_only: bool  # whether only the critic is trained
     critic: "TokenBatch | None" = None  # the completions after the critic's prompts, if these differ
-    critic_only: bool = False  # whether only the critic is trained
     rollouts: int | None = None
 
     def __len__(self) -> int:

@@ -247,6 +247,20 @@ def test_a_minibatch_may_be_cut_anywhere(objective, aggregation):
         assert float(sum(m[name] for _, m in pieces)) == pytest.approx(float(measures[name]), abs=1e-6), name
 
 
+@pytest.mark.parametrize(("ratio", "loss"), [("token", -4.7 / 4), ("sequence", -5.2 / 4), ("trajectory", -6.4 / 4)])
+def test_a_ratio_is_of_a_token_an_answer_or_a_trajectory(ratio, loss):
+    """Answers [a] and [b, c] of one trajectory and [d] of another: tokens are now 1.2, 1.5, 1 and 1 times as likely.
+
+    So are the answers 1.2, 1.5 and 1 times, and the trajectories 1.8 times and once.
+    """
+    pair = [Completion([1], ids, True, "pair", trajectory=("t",)) for ids in ([2], [3, 4])]
+    rows = build_token_batch([*pair, Completion([1], [5], True, "alone")], "cpu")
+    rows.advantages = rows.sampled_mask.float()
+    options = PPOOptions(ratio=ratio, cliprange=0.9, aggregation="token_mean")
+    totals, new = Totals.of(rows, torch.arange(3), options), torch.tensor([1.2, 1.5, 1.0, 1.0]).log()
+    assert micro_batch_loss(rows, Output(new), totals, options, OBJECTIVES["ppo"])[0].item() == pytest.approx(loss)
+
+
 def test_kl_in_the_loss_pulls_towards_the_reference():
     rows = replace(some_rows())
     rows.advantages = torch.zeros_like(rows.advantages)
@@ -306,6 +320,11 @@ def test_an_objective_that_cannot_be_trained_on_is_refused_before_anything_is_sa
     with pytest.raises(ArgumentError) as caught:
         objective_of(PPOOptions(objective=name))
     assert str(caught.value).startswith(f"objective {name}: ") and message in str(caught.value)
+
+
+def test_an_objective_that_nobody_defined_is_refused_with_those_that_are():
+    with pytest.raises(ArgumentError, match=r"^objective: expected one of ppo, reinforce, dis.*, got 'pppo'$"):
+        objective_of(PPOOptions(objective="pppo"))
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_mean", "trajectory"])
