@@ -107,7 +107,8 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Evaluate and look",
         "A player plays and evaluates without a trainer. The report of a run is a page.",
-        "Player Evaluation Share CrossPlay CrossTeam read_run Run write_report maporl.report.failures.failures "
+        "Player Evaluation Share CrossPlay CrossTeam maporl.studies.crossplay.alpha_rank.alpha_rank read_run Run "
+        "write_report maporl.report.failures.failures "
         "maporl.report.story.story",
     ),
     (

@@ -12,6 +12,7 @@ from peft import PeftModel
 from maporl import Team
 from maporl.config import parse_config
 from maporl.config.agents import section_faults
+from maporl.config.algorithm import OF_TEAM
 from maporl.errors import ConfigError, RunError, refuse
 from maporl.integrations.hub import pull
 from maporl.integrations.ray.member import log_of, write_stacks
@@ -66,7 +67,7 @@ TOKENIZER = Thing(save_pretrained=print)
 
 
 def policy(**more):
-    parts = {"model": None, "adapter": None, "tokenizer": TOKENIZER, "save": print, "load": print}
+    parts = {"model": None, "adapter": None, "tokenizer": TOKENIZER, "save": print, "load": print, "algorithm": OF_TEAM}
     return Thing(name=EVIL, trainable=True, agents=["ann"], **parts, **more)
 
 

@@ -118,7 +118,8 @@ SHIPPED = sorted(
     if "agents" in read_values(path)
 )
 MEANT = {
-    # the paper's warning about majority rewards, and the last stage of its curriculum, which a longer run reaches
+    # the papers' warning about majority rewards, and the last stage of its curriculum, which a longer run reaches
+    "recipes/co_rl.yaml": ["reward.sources: peer_majority pays agreement, right or wrong"],
     "recipes/debate_majority.yaml": ["reward.sources: majority pays agreement, right or wrong"],
     "recipes/scaling_inter.yaml": ["schedule.growth: its stage from update 201 on is never reached in 200"],
 }  # fmt: skip
