@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from maporl.config import Config, validated
-from maporl.config.algorithm import OF_TEAM
+from maporl.config.agents import place_of
+from maporl.config.algorithm import OF_TEAM, alike
 from maporl.config.schema import TinySection
 from maporl.decoding import Sampling, TeamSampling
 from maporl.environments.build import TeamTools
@@ -143,13 +144,11 @@ class ResolvedRun:
     def by_algorithm(self) -> "list[ResolvedRun]":
         """Return the run as the learners of each algorithm see it: theirs in place of the team's sections, and nobody
         else in ``learners``. Where no agent has an algorithm of its own this is the run itself."""
-        alike: dict[str, list[str]] = {}
-        for name in self.learners:
-            alike.setdefault(str(self.config.agents[name].learns_by), []).append(name)
-        if alike.keys() <= {str(OF_TEAM)}:
+        learns = {name: self.config.agents[name].learns_by for name in self.learners}
+        if all(own == OF_TEAM for own in learns.values()):
             return [self]
         runs = []
-        for names in alike.values():
+        for names in alike(learns):
             own = copy.copy(self)
             vars(own).update(config=self.config.of(names[0]), learners={name: self.learners[name] for name in names})
             runs.append(own)
@@ -158,12 +157,7 @@ class ResolvedRun:
     def key(self, key: str) -> str:
         """Return where the value of an option of the team stands that the learners here have: in their algorithm or
         there."""
-        agent, (section, _, name) = next(iter(self.learners), None), key.partition(".")
-        own = OF_TEAM if agent is None else self.config.agents[agent].learns_by
-        above = {"advantage": "advantage.", "ppo": "ppo."}.get(section, "")
-        there = getattr(own, section) if above else own.of_policy
-        is_own = name.partition(".")[0] in there if name else bool(above and there)
-        return f"agents.{agent}.algorithm.{above}{name}".rstrip(".") if is_own else key
+        return next((place_of(name, key, self.config) for name in self.learners), key)
 
     def open_tools(self) -> TeamTools:
         """Return the tools and environments for those who play, in a new world, which the caller closes, or the ones

@@ -123,7 +123,7 @@ def check_algorithms(run: ResolvedRun) -> Iterator[Fault]:
     chained: dict[str, str] = {}
     for name, own in algorithms.items():
         if name not in reading:
-            key, baseline = place_of(name, "critic", run.config), own.advantage.baseline
+            key, baseline = place_of(name, "training.critic", run.config), own.advantage.baseline
             if run.config.agents[name].algorithm.critic not in (None, "none"):
                 what = f"{name!r} reads no critic's values, because its advantage has baseline {baseline}"
                 yield Fault(key, what, "leave it out, or set baseline: critic")

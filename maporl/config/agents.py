@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from maporl.config.algorithm import OF_LEARNER
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config
 from maporl.errors import Fault, install_command
@@ -14,6 +15,8 @@ from trl_ext.files.paths import fault_of_name
 from trl_ext.models.attention import fault
 
 ADAPTER_OPTIONS = "adapter_config.json"
+OF_AGENT = ("critic", "learning_rate")
+"""The options of a policy that may also stand in an agent's section itself."""
 
 
 def section_faults(config: Config) -> Iterator[Fault]:
@@ -108,12 +111,21 @@ def _engine(name: str, agent: AgentSection) -> Iterator[Fault]:
         yield Fault(key, f"a tiny model has no folder that {agent.engine} could serve", "give 'model'")
 
 
-def place_of(name: str, option: str, config: Config) -> str:
-    """Return where the value of an option of ``training`` stands that an agent's policy has."""
+def place_of(name: str, key: str, config: Config) -> str:
+    """Return where the value stands that an agent's policy has of the option ``key`` of the team: in its algorithm, in
+    the agent's section (:data:`OF_AGENT`), or there."""
+    section, _, option = key.partition(".")
     agent = config.agents[name]
-    if getattr(agent, option, None) is not None:
-        return f"agents.{name}.{option}"
-    return f"training.{option}" if getattr(agent.algorithm, option) is None else f"agents.{name}.algorithm.{option}"
+    if section in ("advantage", "ppo"):
+        own = getattr(agent.algorithm, section)
+        there = option.partition(".")[0] in own if option else bool(own)
+        return f"agents.{name}.algorithm.{key}" if there else key
+    if option in OF_LEARNER or key == "schedule.critic_warmup":
+        if getattr(agent.algorithm, option) is not None:
+            return f"agents.{name}.algorithm.{option}"
+        if option in OF_AGENT and getattr(agent, option) is not None:
+            return f"agents.{name}.{option}"
+    return key
 
 
 def _policies(config: Config) -> Iterator[Fault]:

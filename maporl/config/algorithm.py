@@ -208,6 +208,14 @@ class Algorithm:
         return dataclasses.replace(team, **self.advantage) if self.advantage else team
 
 
+def alike(learns: Mapping[str, Any]) -> list[list[str]]:
+    """Return the names of those that have equal values, such as algorithms, in order of first appearance."""
+    names: dict[str, list[str]] = {}
+    for name, own in learns.items():
+        names.setdefault(str(own), []).append(name)
+    return [*names.values()]
+
+
 OF_TEAM = Algorithm()
 """The algorithm of who has none of its own."""
 OF_LEARNER = tuple(f.name for f in dataclasses.fields(Algorithm) if f.name not in ("advantage", "ppo", "critic_warmup"))

@@ -24,12 +24,12 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
 
 def _critic(name: str, agent: AgentSection, config: Config) -> Iterator[Fault]:
     """Yield what an agent that is trained lacks for its kind of critic."""
-    key, kind, freezes = place_of(name, "critic", config), *_critic_of(name, config)
+    key, kind, freezes = place_of(name, "training.critic", config), *_critic_of(name, config)
     if kind == "central":
         yield from _central_critic(name, agent, key, config)
     if kind in ("head", "none") and freezes != "none":
         what = f"{freezes} is for critics with a trunk of their own; agents.{name} has {kind!r}"
-        freeze = place_of(name, "critic_freeze", config)
+        freeze = place_of(name, "training.critic_freeze", config)
         yield Fault(freeze, what, "use critic: model, adapter or central, or remove it")
     if kind != "adapter":
         return

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from maporl.config import Config
+from maporl.config.agents import place_of
 from maporl.config.algorithm import Algorithm
 from maporl.config.imports import unknown
 from maporl.errors import Fault, refused
@@ -68,12 +69,12 @@ def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:
             yield Fault("schedule.round_robin", what, "list the trainable agents in schedule.round_robin.agents")
     algorithms = {name: config.of(name) for name in run.learners}
     lacking = {n for n, c in algorithms.items() if c.advantage.baseline != "critic" or c.training.critic == "none"}
-    own = [name for name in algorithms if config.agents[name].algorithm.critic_warmup is not None]
-    asked = {"schedule": (config, algorithms.keys() - {*own})}
-    asked |= {f"agents.{name}.algorithm": (algorithms[name], {name}) for name in own}
-    for place, (one, whose) in asked.items():
-        key, warmup = f"{place}.critic_warmup", one.schedule.critic_warmup
-        if warmup and lacking >= whose:
+    asked: dict[str, list[str]] = {}
+    for name in algorithms:
+        asked.setdefault(place_of(name, "schedule.critic_warmup", config), []).append(name)
+    for key, whose in asked.items():
+        warmup = algorithms[whose[0]].schedule.critic_warmup
+        if warmup and lacking.issuperset(whose):
             remedy = "set training.critic: head and advantage.baseline: critic, or critic_warmup: 0"
             yield Fault(key, "a critic is missing", remedy)
         if 0 < config.updates <= warmup:

@@ -17,6 +17,7 @@ from maporl.advantages.returns import return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.slots import numbers_of
 from maporl.advantages.transforms import Transform, build_transforms
+from maporl.config.algorithm import alike
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
 from maporl.rounding import differ
@@ -53,10 +54,7 @@ class TeamAdvantages:
         critics: Collection[str] = (),
         sources: Mapping[str, float] | None = None,
     ):
-        alike: dict[str, tuple[AdvantageConfig, list[str]]] = {}
-        for agent, config in configs.items():
-            alike.setdefault(str(config), (config, []))[1].append(agent)
-        self.each = {tuple(names): Advantages(config, options, critics, sources) for config, names in alike.values()}
+        self.each = {tuple(n): Advantages(configs[n[0]], options, critics, sources) for n in alike(configs)}
         """What computes the advantages of the agents that are named."""
 
     def fill(

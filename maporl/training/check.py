@@ -92,14 +92,16 @@ def _algorithm(run: ResolvedRun) -> Iterator[Fault]:
 
 def unread(run: ResolvedRun) -> Iterator[Fault]:
     """Yield a warning for each option that is set where nothing in the run reads it."""
-    yield from _set(run, _unread(run))
+    told = [*_set(run, _unread(run))]
+    yield from told
     if run.config.stages and not any(stage.train == "ppo" for stage in run.config.stages):
         return
     views = [(own, {f.key: f for f in _set(own, _unread_by_learners(own))}) for own in run.by_algorithm()]
     for key, fault in {key: fault for _, found in views for key, fault in found.items()}.items():
         for own, found in views:
-            if own.key(key) != key and key in found:
-                yield dataclasses.replace(fault, key=own.key(key))
+            there = dataclasses.replace(fault, key=own.key(key))
+            if there != fault and key in found and there not in told:
+                yield there
         theirs = [key in found for own, found in views if own.key(key) == key]  # who has the team's value
         if theirs and all(theirs):
             yield fault

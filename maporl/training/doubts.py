@@ -127,12 +127,12 @@ def _unusual(run: ResolvedRun) -> Iterator[str]:
     for name, agent in config.agents.items():
         if agent.trainable and agent.weights:
             kind = TINY if agent.tiny else ADAPTER if agent.lora or agent.adapter else WHOLE
-            for place in (*rates, place_of(name, "learning_rate", config)):
+            for place in (*rates, place_of(name, "training.learning_rate", config)):
                 of[place].add(kind)
             own = config.of(name)
             if baseline_of(own.advantage).needs_critic and own.training.critic != "none":
                 apart = kind == TINY or own.training.critic in ("model", "central")
-                place = place_of(name, "value_learning_rate", config)
+                place = place_of(name, "training.value_learning_rate", config)
                 of[place].add(kind if kind == TINY else WHOLE if apart else ADAPTER)
     for place, value in leaves(asdict(config)):
         if isinstance(value, bool) or not isinstance(value, int | float) or (stages and place not in rates):

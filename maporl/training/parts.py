@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from maporl.advantages.baselines import baseline_of
 from maporl.config import Config
+from maporl.config.algorithm import alike
 from maporl.config.imports import extension
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
 from maporl.decoding import TeamSampling, greedy_learners
@@ -244,11 +245,8 @@ class RunParts:
 
     def algorithms(self) -> list[tuple[list[str], AdvantageConfig, MultiAgentPPOConfig]]:
         """Return for agents that learn alike their names, how their credits become advantages, and their arguments."""
-        alike: dict[str, list[str]] = {}
-        for name in self.learning_roles():
-            alike.setdefault(str(self.team.agents[name].learns_by), []).append(name)
-        firsts = {names[0]: names for names in alike.values()}
-        learns = {name: self.team.agents[name].learns_by for name in firsts}
+        learns = {name: self.team.agents[name].learns_by for name in self.learning_roles()}
+        firsts = {names[0]: names for names in alike(learns)}
         return [(names, self.advantages[n], learns[n].arguments(self.args)) for n, names in firsts.items()]
 
     @property

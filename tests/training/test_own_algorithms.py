@@ -297,3 +297,10 @@ def test_a_resumed_run_has_the_algorithms_of_its_checkpoint(tmp_path):
     trainer = build_trainer(settings(GROUPS), quiet=True)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 2
+
+
+def test_an_option_of_an_agents_own_section_is_told_once_and_where_it_was_written(tmp_path):
+    groups = {"advantage": GROUPS["advantage"], "ppo": {"kl_coef": 0.0}}
+    said = check_run(settings_of(tmp_path, {"critic": "model"}, **groups))
+    unread = [line.split(": ")[1] for line in said if "nothing reads it" in line]
+    assert unread == ["agents.ann.critic"]
