@@ -148,6 +148,20 @@ def test_the_page_on_sharing_says_what_each_workflow_came_to(workflow, team):
         assert f"| {team} | {measure} | {told} |" in page
 
 
+def test_the_page_on_algorithms_says_what_the_runs_came_to():
+    page = (ROOT / "docs/howto/algorithms.md").read_text(encoding="utf-8")
+    worlds = json.loads((ROOT / "benchmarks/results/algorithms.json").read_text())["comparisons"]
+    for world in worlds.values():
+        row = world["compared"]["final turn"]
+        first, *others = row["means"].values()
+        assert f" | {first:.1f} | |" in page
+        for mean, told in zip(others, row["differences"].values(), strict=True):
+            low, high = (told["difference"] + sign * told["half"] for sign in (-1, 1))
+            assert f" | {mean:.1f} | {told['difference']:+.1f} ({low:+.1f} to {high:+.1f}): " in page
+    assert {name.rpartition("-")[2] for world in worlds.values() for name in world["runs"]} == set("01234")
+    assert worlds["critic, quickstart"]["runs"]["hl_gauss-0"]["measures"]["final turn"] == 75.0
+
+
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_worlds_and_their_arms_are_configurations(name):
     claim = CLAIMS[name]
