@@ -32,7 +32,7 @@ _MODULES = {
         "EvaluationSection JudgeSection LoraSection PenaltySection PupilSection RewardSection TinySection ToolSection "
         "WarmStartSection"
     ),
-    "maporl.decoding": "Sampling TeamSampling",
+    "maporl.decoding": "Sampling StructuredOutput TeamSampling",
     "maporl.engines.base": "Engine Reply Request",
     "maporl.integrations.vllm.sampler": "VLLMSampler",
     "maporl.integrations.vllm.section": "ColocateSection VLLMSection",

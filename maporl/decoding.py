@@ -5,12 +5,98 @@ agent (``agents.NAME.sampling``), and the run. Evaluations take ``evaluation.sam
 draw tokens.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.errors import Fault
+from trl_ext.chat.templates import fault_of_grammar
 from trl_ext.ppo.options import Decoding, Natural, NotNegative, Positive, PositiveShare, option, options
+
+BY_TURN = ("temperature", "top_p", "top_k", "max_tokens", "structured_output")
+"""The values of a :class:`Sampling` that may be lists by turn, but for its stop strings."""
+
+IN_EVALUATIONS = ("max_tokens", "stop", "structured_output")
+"""Those that evaluations take over."""
+
+
+@options(frozen=True)
+class StructuredOutput:
+    """What answers are held to: a JSON schema, a regular expression or a grammar. Each token is drawn among those that
+    may come next, and its probability is that among them, in training too.
+
+    Raises:
+        ValueError: not exactly one is given.
+    """
+
+    json_schema: str | dict[str, Any] | None = option(
+        None, "A JSON schema, or the path of a file with one. Answers have at most one space between their parts."
+    )
+    regex: str | None = option(None, "A regular expression, which the whole answer matches.")
+    grammar: str | None = option(None, "A grammar in Lark's form, as the package llguidance reads it.")
+
+    def __post_init__(self):
+        given = [name for name, value in vars(self).items() if value is not None]
+        if len(given) != 1:
+            raise ValueError(f"expected one of json_schema, regex and grammar, got {given or 'none'}")
+
+    @property
+    def kind(self) -> str:
+        """Return in words what it is."""
+        if self.json_schema is not None:
+            return "a JSON schema"
+        return "a grammar" if self.regex is None else "a regular expression"
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema.
+
+        Raises:
+            ValueError: its file cannot be read.
+        """
+        if not isinstance(self.json_schema, str):
+            return self.json_schema
+        with open(self.json_schema, encoding="utf-8") as file:
+            read = json.load(file)
+        if not isinstance(read, dict):
+            raise ValueError(f"{self.json_schema}: expected a JSON schema, got {read!r:.80}")
+        return read
+
+    @property
+    def text(self) -> str:
+        """Return the grammar as :class:`trl_ext.sampling.request.Grammar` has it."""
+        if (schema := self.schema) is not None:
+            # a model that has learned nothing would write spaces up to the last token
+            made: Any = {"json_schema": {"x-guidance": {"whitespace_pattern": " ?"}, **schema}}
+        elif self.regex is not None:
+            made = {"lark_grammar": f"start: /{self.regex.replace('/', '[/]')}/"}
+        else:
+            made = {"lark_grammar": self.grammar}
+        return json.dumps({"grammars": [made]}, ensure_ascii=False)
+
+    @property
+    def response_format(self) -> dict[str, Any]:
+        """Return what an OpenAI-compatible server is asked for.
+
+        Raises:
+            ValueError: it is no JSON schema.
+        """
+        if (schema := self.schema) is None:
+            raise ValueError("structured_output: an API is asked for JSON schemas alone; give json_schema")
+        if schema == {"type": "object"}:
+            return {"type": "json_object"}
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+    def faults(self, place: str) -> Iterator[Fault]:
+        """Yield what is wrong with it. ``place`` is its key."""
+        key = f"{place}.{next(name for name, value in vars(self).items() if value is not None)}"
+        try:
+            why = fault_of_grammar(self.text)
+        except (OSError, ValueError) as error:
+            why = str(error)
+        if why:
+            yield Fault(key, why)
 
 
 @options(frozen=True)
@@ -37,10 +123,14 @@ class Sampling:
         "Strings that end an answer, or a list of such lists by turn. They take the place of ppo.stop_strings.",
     )
 
+    structured_output: StructuredOutput | list[StructuredOutput] | None = option(
+        None, "What answers are held to: {json_schema: FILE or mapping}, {regex: ...} or {grammar: ...}."
+    )
+
     def __post_init__(self):
-        for name in ("temperature", "top_p", "top_k", "max_tokens"):
+        for name in BY_TURN:
             if getattr(self, name) in ([], ()):
-                raise ValueError(f"{name}: expected a number, or a list of one for each turn, got []")
+                raise ValueError(f"{name}: expected a value, or a list of one for each turn, got []")
         lists = self._stops()
         texts = all(isinstance(one, list | tuple) and all(isinstance(s, str) and s for s in one) for one in lists)
         if self.stop is not None and (not lists or not texts):
@@ -55,7 +145,7 @@ class Sampling:
     def at(self, turn: int) -> dict[str, Any]:
         """Return the values at ``turn``, counted from 0, by name. Values that are None are left out."""
         values = {}
-        for name in ("temperature", "top_p", "top_k", "max_tokens"):
+        for name in BY_TURN:
             value = getattr(self, name)
             if value is not None:
                 values[name] = _of_turn(value, turn) if isinstance(value, list | tuple) else value
@@ -84,7 +174,8 @@ class SpeakerSampling:
         roles: the values of roles.
         held_out: the agent's values in evaluations.
         training: whether the dialogues are those of training. If not, tokens are drawn as evaluations draw them, and
-            ``own``, ``roles`` and the protocol decide only about the length of answers and their stop strings.
+            ``own``, ``roles`` and the protocol decide only about the length of answers, their stop strings and what
+            they are held to.
     """
 
     own: Sampling | None = None
@@ -108,7 +199,7 @@ class SpeakerSampling:
         for layer in layers:
             values |= {} if layer is None else layer.at(turn)
         if not self.training:
-            values = {name: value for name, value in values.items() if name in ("max_tokens", "stop")}
+            values = {name: value for name, value in values.items() if name in IN_EVALUATIONS}
             values |= {} if self.held_out is None else self.held_out.at(turn)
         return Sampling(**{"temperature": decoding.temperature} | values) if values else None
 
@@ -133,10 +224,14 @@ class TeamSampling:
 
     def longest(self, agent: str, default: int) -> int:
         """Return the most tokens that an answer of ``agent`` may have. ``default`` is the length of the run."""
-        lengths = [default] if not (sampling := self.agents.get(agent)) or sampling.max_tokens is None else []
-        for one in (sampling, self.held_out.get(agent), *self.roles.values()):
-            lengths += one.every("max_tokens") if one is not None else []
-        return max(lengths)
+        own = self.agents.get(agent)
+        lengths = [default] if own is None or own.max_tokens is None else []
+        return max([*lengths, *self.every(agent, "max_tokens")])
+
+    def every(self, agent: str, name: str) -> list[Any]:
+        """Return all values of ``name`` with which answers of ``agent`` may be sampled."""
+        sections = (self.agents.get(agent), self.held_out.get(agent), *self.roles.values())
+        return [value for one in sections if one is not None for value in one.every(name)]
 
 
 def greedy_learners(sampling: TeamSampling, learners: Mapping[str, str | None], gives_roles: bool) -> Iterator[Fault]:

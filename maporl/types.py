@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from maporl.decoding import Sampling
+from maporl.decoding import Sampling, StructuredOutput
+from trl_ext.sampling.request import Grammar
 
 Message = dict[str, Any]
 """``{"role": "system" | "user" | "assistant" | "tool", "content": text}``.
@@ -222,6 +223,7 @@ class Ask:
         single: whether the utterance ends right after its first call of ``schemas``. If not, the agent's call format
             says how many it may have.
         tokens: whether the utterance shows its ``tokens``. Engines that do not know them refuse a refusable ask.
+        structured_output: what the answer is held to. It is part of ``sampling``.
 
     Raises:
         ValueError: ``parents`` or ``taught`` is not a tuple, or ``after`` is given without ``fresh``.
@@ -245,8 +247,12 @@ class Ask:
     refusable: bool = False
     single: bool = False
     tokens: bool = False
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self):
+        if self.structured_output is not None:
+            sampling = replace(self.sampling or Sampling(), structured_output=self.structured_output)
+            object.__setattr__(self, "sampling", sampling)
         if self.after is not None and not self.fresh:
             raise ValueError("Ask: after: expected fresh=True, because the agent's ongoing conversation goes on anyway")
         for name, value, example in (
@@ -355,6 +361,7 @@ class Utterance:
         after: the id of the agent's utterance whose conversation it continues, if the agent has several.
         submitted: what a program gave as the answer of the dialogue, which graders read in place of ``text``.
         schemas: the tools that a protocol has brought to the conversation that begins with it.
+        grammar: what its tokens were held to, or None.
         tokens: the text of each sampled token but a stop token at the end, and its log-probability, if they were asked
             for (:attr:`Ask.tokens`). The log-probability is that of the distribution from which it was drawn, so it is
             0 for a greedy answer. The record leaves them out.
@@ -393,6 +400,7 @@ class Utterance:
     after: int | None = None
     submitted: str | None = None
     schemas: tuple[dict[str, Any], ...] = ()
+    grammar: Grammar | None = None
     tokens: list[tuple[str, float]] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -542,6 +550,8 @@ def _utterance(entry: Mapping[str, Any], first: int) -> Utterance:
     for name, kind in (("grade", Grade), ("trace", Trace), ("example", Example)):
         if values.get(name) is not None:
             values[name] = kind(**_known(kind, values[name]))
+    if values.get("grammar") is not None:
+        values["grammar"] = Grammar(values["grammar"]["text"], tuple(values["grammar"]["stop_ids"]))
     if values.get("trace") is not None:
         values["trace"].earned = [(int(number), float(part)) for number, part in values["trace"].earned]
         if (compared := values["trace"].compared) is not None:

@@ -19,7 +19,7 @@ from maporl.config.algorithm import AdvantageTerm as AdvantageTerm
 from maporl.config.algorithm import Algorithm as Algorithm
 from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.engines import ENGINES
-from maporl.decoding import Sampling
+from maporl.decoding import Sampling, StructuredOutput
 from maporl.errors import ConfigError, lacking
 from maporl.schedules import Schedule
 from maporl.sections import (
@@ -278,11 +278,21 @@ class AgentSection:
     sampling: Sampling | None = option(
         None,
         "How its answers are sampled, where this differs from `ppo`. Each value may be a list by turn, the last "
-        "for all later turns. Evaluations take max_tokens and stop of it.",
+        "for all later turns. Evaluations take max_tokens, stop and structured_output of it.",
+    )
+    structured_output: StructuredOutput | list[StructuredOutput] | None = option(
+        None,
+        "Short for sampling.structured_output: what its answers are held to, {json_schema: FILE or mapping}, {regex: "
+        "...} or {grammar: ...}.",
     )
 
     def __post_init__(self):
         _ = self.learns_by
+        if self.structured_output is not None:
+            own = self.sampling or Sampling()
+            if own.structured_output not in (None, self.structured_output):
+                raise ValueError("structured_output and sampling.structured_output differ; remove one of them")
+            object.__setattr__(self, "sampling", dataclasses.replace(own, structured_output=self.structured_output))
 
     @cached_property
     def learns_by(self) -> Algorithm:

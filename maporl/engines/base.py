@@ -5,13 +5,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from maporl.decoding import Sampling
+from maporl.decoding import Sampling, StructuredOutput
 from maporl.engines.transcript import Transcript
 from maporl.environments.calls import CallFormat
 from maporl.types import Ask, Example, Message, Stop, Utterance
 from trl_ext.ppo.options import Decoding
 from trl_ext.process.waits import result
 from trl_ext.sampling.engine import Ready
+from trl_ext.sampling.request import Grammar
 
 
 @dataclass
@@ -61,6 +62,11 @@ class Request:
         return None if self.sampling is None else self.sampling.at(0).get("temperature")
 
     @property
+    def structured_output(self) -> StructuredOutput | None:
+        """Return what the answer is held to."""
+        return self.settings.get("structured_output")
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Return the values of :attr:`sampling` by name, without those that are as in the whole run."""
         return {} if self.sampling is None else self.sampling.at(0)
@@ -86,6 +92,7 @@ class Reply:
         refused: why a refusable ask was not answered. The utterance has it in its tag ``refused``.
         too_long: whether that is because it does not fit the model's context. The utterance then has the tag
             ``too_long``.
+        grammar: what its tokens were held to, or None.
         tokens: the tokens' texts and log-probabilities, if the ask wants them (:attr:`maporl.types.Ask.tokens`).
     """
 
@@ -98,6 +105,7 @@ class Reply:
     no_text: str | None = None
     refused: str | None = None
     too_long: bool = False
+    grammar: Grammar | None = None
     tokens: list[tuple[str, float]] = field(default_factory=list)
 
 

@@ -137,6 +137,7 @@ class OpenAIEngine(Engine):
             "base_url": section.base_url,
             **({"top_p": drawn.top_p} if drawn.top_p < 1 else {}),
             **({"stop": stop} if stop else {}),
+            **({"response_format": form.response_format} if (form := request.structured_output) else {}),
         }
 
     def _ask(self, request: Request, query: dict[str, Any], key: str) -> dict[str, Any]:

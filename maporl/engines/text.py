@@ -12,6 +12,7 @@ from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.chat.thoughts import end_of_begun_thought
 from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.engine import Ready, TokenEngine, wait_for
+from trl_ext.sampling.grammar import GrammarError
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 
@@ -106,6 +107,11 @@ def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampl
     """Add a completion to the request's transcript, and return it as the engine's reply."""
     stops = StopStrings.of(voice.tokenizer, asked.draw.stop)
     completion = sampled.up_to(stops)
+    if completion.refused is not None:
+        why = f"structured_output: the answer cannot be held to it any further: {completion.refused}"
+        if not request.ask.refusable:
+            raise GrammarError(f"{request.label}: {why}")
+        return Reply("", refused=why)
     if request.ask.tokens and completion.logprobs is None and asked.draw.temperature > 0:
         return Reply("", refused=f"logprobs: the sampler of {voice.name!r} does not know them for a model of this kind")
     end = end_of_begun_thought(voice.tokenizer.decode(asked.prompt_ids[-16:]))
@@ -117,6 +123,7 @@ def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampl
         stop = Stop.STOP
     no_text = "thinking" if end and end not in text else None  # it was cut off before it said anything
     reply = Reply(text, stop, asked.prompt_ids, completion.ids, completion.logprobs, completion.version, no_text)
+    reply.grammar = asked.draw.grammar
     if request.ask.tokens:
         said = completion.ids[:-1] if stop is Stop.EOS else completion.ids
         logprobs = completion.logprobs or [0.0] * len(completion.ids)  # a greedy token is drawn for sure

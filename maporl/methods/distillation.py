@@ -119,4 +119,5 @@ def _read_by(teacher: Utterance, sample: TrainingSample) -> Completion:
         ended=sample.ended,
         label=f"{sample.label}, as the teacher reads it",
         temperature=sample.temperature,
+        grammar=sample.grammar,
     )

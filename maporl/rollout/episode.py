@@ -96,7 +96,7 @@ class SpeakerSpec:
         drawn = self.sampling and self.sampling.at(None, ask.role or self.role, turn, decoding)
         run = vars(decoding) | (drawn.at(turn) if drawn else {})
         for name, value in asked.items():
-            if name in run and name not in ("stop", "max_tokens") and value != run[name]:
+            if name in vars(decoding) and value != run[name]:
                 whys.append(
                     f"{name}: this agent is being trained, and answers are drawn with {run[name]}, not with {value}; "
                     "leave it out, or add it to protocol.ignore"

@@ -139,6 +139,7 @@ class Player:
         self.scorer = Scorer(reward, passed, self.speakers, digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
         self.world, self.sampling = tools.world, team.sampling(sampling)
+        team.check_structured_outputs(self.sampling)
         refuse(self.world.offers.unpaid(weighed(reward)))
         self.tools = tools_of_team(tools, team, options.response_length, protocol, self.speakers, self.sampling)
         self.protocol = must_be_protocol(protocol, "protocol")

@@ -161,6 +161,7 @@ class RequestBuilder:
             version=version if request.policy in spec.learning else None,
             after=ask.after,
             schemas=ask.schemas if ask.after is None else (),
+            grammar=reply.grammar,
             tokens=reply.tokens,
         )
         utterance.calls = read_calls(utterance, ask, request.form)

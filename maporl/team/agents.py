@@ -15,7 +15,7 @@ from trl_ext.learning.policy import Policy as Weights
 from trl_ext.models.forward import base_of
 from trl_ext.ppo.options import Decoding, PPOOptions
 from trl_ext.sampling.options import stop_ids_of
-from trl_ext.sampling.request import Draw
+from trl_ext.sampling.request import Draw, Grammar
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,10 @@ class Voice:
         do."""
         strings = () if self.stop_strings is None else self.stop_strings.strings
         run = Draw(max_tokens, **vars(decoding), stop=strings, stop_ids=self.stop_ids)
-        return run if sampling is None else replace(run, **sampling.at(0))
+        values = {} if sampling is None else sampling.at(0)
+        if form := values.pop("structured_output", None):
+            values["grammar"] = Grammar(form.text, tuple(sorted(self.stop_ids)))
+        return replace(run, **values)
 
     @cached_property
     def digits(self) -> frozenset[int]:

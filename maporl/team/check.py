@@ -92,6 +92,9 @@ def check_sampling(run: ResolvedRun) -> Iterator[Fault]:
             declared = sorted(role for role in roles if role is not None)
             what = f"nobody speaks in this role; agents have the roles {declared}"
             yield Fault(f"protocol.sampling.{role}", what, f"so set agents.NAME.role: {role}, or agents.NAME.sampling")
+    for role, drawn in sampling.roles.items():
+        for form in drawn.every("structured_output"):
+            yield from form.faults(f"protocol.sampling.{role}.structured_output")
     for name in config.agents:
         for key, values in (
             (f"agents.{name}.sampling", sampling.agents.get(name)),
@@ -110,6 +113,10 @@ def _engine(name: str, sampling: Sampling, config: Config, key: str) -> Iterator
         yield Fault(key, f"engine {agent.engine!r} samples nothing", "remove it")
     if not entry.top_k and any(sampling.every("top_k")):
         yield Fault(f"{key}.top_k", f"the interface of engine {agent.engine!r} has no top_k", "use top_p")
+    for form in sampling.every("structured_output"):
+        yield from form.faults(f"{key}.structured_output")
+        if agent.api is not None and form.json_schema is None:
+            yield Fault(f"{key}.structured_output", "an API is asked for JSON schemas alone", "give json_schema")
     for option in ("temperature", "max_tokens"):
         if agent.api is not None and getattr(agent.api, option) is not None and sampling.every(option):
             what = f"agents.{name}.api.{option} is set too, and it would win"

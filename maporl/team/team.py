@@ -32,6 +32,8 @@ from trl_ext.models.adapters import adapter_parameters, check_company
 from trl_ext.models.forward import base_of, room_of
 from trl_ext.ppo.options import PPOOptions
 from trl_ext.process.random_states import forked_rng
+from trl_ext.sampling.grammar import GrammarError, grammars_of
+from trl_ext.sampling.request import Grammar
 
 
 def _check_algorithm(agent: Agent, entry: Agent) -> None:
@@ -159,6 +161,21 @@ class Team:
         given = given or TeamSampling()
         by_agent = {name: agent.sampling for name, agent in self.agents.items() if agent.sampling is not None}
         return replace(given, agents=by_agent | dict(given.agents))
+
+    def check_structured_outputs(self, sampling: TeamSampling) -> None:
+        """Check that the policies' tokenizers can follow what ``sampling`` holds their answers to.
+
+        Raises:
+            GrammarError: a grammar is wrong, or a tokenizer cannot follow any.
+        """
+        for name, policies in self.policies_of.items():
+            for form in sampling.every(name, "structured_output"):
+                for policy in policies:
+                    grammar = Grammar(form.text, tuple(sorted(policy.stop_ids)))
+                    try:
+                        grammars_of(policy.tokenizer, len(policy.tokenizer)).matcher(grammar)
+                    except GrammarError as error:
+                        raise GrammarError(f"agent {name!r}: structured_output: {error}") from None
 
     def find_stop_ids(self, options: PPOOptions) -> None:
         """Fill in the token ids and the strings that end completions, for every policy.

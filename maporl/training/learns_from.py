@@ -110,7 +110,10 @@ def facts_of(
             name: vars(own)[name] if own is not None and vars(own)[name] is not None else vars(ppo)[name]
             for name in _DRAWN
         }
-        drawn.append(", ".join(f"{name} {value:g}" for name, value in values.items() if value != _DRAWN[name]))
+        parts = [f"{name} {value:g}" for name, value in values.items() if value != _DRAWN[name]]
+        if own is not None and own.structured_output is not None:
+            parts.append(f"held to {own.at(0)['structured_output'].kind}")
+        drawn.append(", ".join(parts))
     slots = [advantages[agent] for agent in playing]
     names = ("returns", "baseline", "scale")
     told = {name: " or ".join(dict.fromkeys(getattr(own, name) for own in slots)) for name in names}

@@ -136,6 +136,7 @@ def samples_by_policy(
                 columns=Columns.of(dialogue, utterance, names, utterance.policy),
                 utterance=utterance,
                 temperature=utterance.temperature,
+                grammar=utterance.grammar,
             )
             copies[name] = (sample, [credit])
             samples.setdefault(utterance.policy, []).append(sample)

@@ -1,4 +1,4 @@
-"""The process in which chat templates are rendered and calls are read: frames of JSON, as
+"""The process in which chat templates are rendered, calls are read and grammars are tried: frames of JSON, as
 :mod:`trl_ext.process.servant` says.
 
 :mod:`trl_ext.chat.templates` starts it by its path, so it imports nothing of this package. It has a limit of memory,
@@ -14,14 +14,19 @@ import re
 import resource
 import signal
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 MEMORY = 2 * 2**30
 """Bytes of address space. Before the first rendering about a tenth of it is in use."""
 SECONDS = 2.0
 """Processor time of a rendering. Real templates take a thousandth of a second."""
+GRAMMAR_MEMORY = 64 * 2**20
+"""Bytes that compiling a grammar may take, besides those in use."""
 SPARE = 2**18
 """Most characters of a rendered text, besides eight times the characters of the request."""
+PARTED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""The keys of a JSON schema that hold schemas by name."""
 
 
 def main() -> None:
@@ -32,15 +37,18 @@ def main() -> None:
     with contextlib.suppress(ImportError):  # transformers before 5.13 reads no calls
         import transformers.utils.chat_parsing  # noqa: F401  # imported before memory is limited
 
-    with contextlib.suppress(ValueError, OSError):  # a stricter limit stands already, or the system has none
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    _limit_memory(None)
     _write(owner, "{}")
     while len(length := owner.read(4)) == 4:
         body = owner.read(int.from_bytes(length, "big"))
         request = json.loads(body)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
-            if "read" in request:
+            if "grammar" in request:
+                _limit_memory(GRAMMAR_MEMORY)  # an allocation that fails ends the process
+                encoded = json.dumps({"fault": grammar_fault(request["grammar"])})
+                _limit_memory(None)
+            elif "read" in request:
                 encoded = json.dumps({"calls": read_calls(**request["read"])})
             else:
                 rendered: Any = render_jinja_template(conversations=[request.pop("messages")], **request)
@@ -52,6 +60,66 @@ def main() -> None:
             encoded = json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error)[:2000].split())[:300]}"})
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(owner, encoded)
+
+
+def _limit_memory(more: int | None) -> None:
+    """Let the process take ``more`` bytes than it has, or :data:`MEMORY` in all if it is None."""
+    with contextlib.suppress(ValueError, OSError):  # a stricter limit stands already, or the system has none
+        most = MEMORY
+        if more is not None:
+            with open("/proc/self/statm") as file:
+                most = min(most, int(file.read().split()[0]) * resource.getpagesize() + more)
+        resource.setrlimit(resource.RLIMIT_AS, (most, MEMORY))
+
+
+def grammar_fault(text: str) -> str | None:
+    """Return what is wrong with the text of a grammar, or None. The fault of a JSON schema begins with its place."""
+    import llguidance
+
+    class Bytes:  # a tokenizer whose tokens are all bytes, behind one that ends a completion
+        is_tokenizer_wrapper, eos_token_id, bos_token_id, special_token_ids = True, 256, None, [256]
+        tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
+
+        def __call__(self, said: str) -> list[int]:
+            return list(said.encode())
+
+    tokenizer = llguidance.LLTokenizer(Bytes())  # type: ignore[arg-type]  # it has what one needs
+
+    def fault(text: str) -> str:
+        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return matcher.get_error().partition("\n<state>")[0].strip()
+
+    found = fault(text)
+    try:
+        [grammar] = json.loads(text)["grammars"]
+        schema = grammar["json_schema"]
+    except (ValueError, KeyError, TypeError):
+        return found or None
+    place: list[str] = []
+    while found:  # the smallest part of the schema that has the fault alone
+        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+        for names, part in _parts(grammar["json_schema"]):
+            inside = fault(json.dumps({"grammars": [{"json_schema": {**shared, **part}}]}))
+            if inside:
+                found, place, grammar = inside, [*place, *names], {"json_schema": part}
+                break
+        else:
+            return f"{'.'.join(place) or 'the schema'}: {found}"
+    return None
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Yield the schemas in ``schema`` with their keys."""
+    for key, value in schema.items():
+        if key in ("enum", "const", "default", "examples"):
+            continue
+        if isinstance(value, dict) and key not in PARTED:
+            yield [key], value
+        elif isinstance(value, dict | list):
+            named = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from (([key, str(name)], part) for name, part in named if isinstance(part, dict))
 
 
 def _write(owner: io.BufferedRWPair, text: str) -> None:

@@ -7,10 +7,12 @@ that is not from this package is rendered by :mod:`trl_ext.chat.template_worker`
 
 import socket
 import sys
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trl_ext.chat.template_worker import MEMORY, SECONDS
+from trl_ext.chat.template_worker import GRAMMAR_MEMORY, MEMORY, SECONDS
 from trl_ext.chat.written_calls import read_written_calls
 from trl_ext.errors import UserError, retold
 from trl_ext.process.inherited import inherited
@@ -93,12 +95,26 @@ def read_calls(
     return calls or read_written_calls(text, prefix, tools)
 
 
-def _answered(request: dict[str, Any], what: str) -> dict[str, Any]:
+@lru_cache(maxsize=1024)
+def fault_of_grammar(text: str) -> str | None:
+    """Return what is wrong with the text of a grammar (:class:`trl_ext.sampling.request.Grammar`), or None.
+
+    It is compiled in the worker's process too. The fault of a JSON schema begins with its place in the schema.
+    """
+    if find_spec("llguidance") is None:
+        return "structured outputs need the package llguidance; install it with: pip install 'maporl[structured]'"
+    try:
+        return _answered({"grammar": text}, f"a grammar of {len(text)} characters", GRAMMAR_MEMORY)["fault"]
+    except TemplateFailed as error:
+        return f"{error}; give a smaller one"
+
+
+def _answered(request: dict[str, Any], what: str, memory: int = MEMORY) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = _renderer.ask(request)
     except Lost:
         raise TemplateFailed(
-            f"it takes more than {SECONDS:g} s of processor time or {MEMORY // 2**30} GiB of memory for {what}"
+            f"it takes more than {SECONDS:g} s of processor time or {memory // 2**20} MiB of memory for {what}"
         ) from None
     if "error" in answer:
         raise TemplateFailed(answer["error"])

@@ -282,6 +282,9 @@ LEARNER: tuple[Promise, ...] = (
         lambda n: f"had {n.advantaged} tokens with an advantage, and masks, caps or clips left none of them",
         "its answers are of other weights than a bound on the ratio to them allows (cliprange of objective: dis, "
         "engine_tis_cap with a mask): widen the bound, or lower the learning rate or async_depth"),
+    Promise("chooses", "learner", "idle", lambda n: n.tokens and n.forced == n.tokens,
+        lambda n: f"chose none of its {n.tokens} tokens, because its structured output allowed one alone at each",
+        "hold it to a schema, an expression or a grammar that leaves something to say"),
     Promise("is told apart", "learner", "idle", lambda n: n.compared and not n.differ and not n.learned,
         lambda n: f"never had answers of different credit to compare, in {n.compared} {n.groups}",
         "ask questions of which it answers some right and some wrong, or score them more finely"),

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -38,6 +38,7 @@ from trl_ext.models.forward import (
     beyond,
     in_regimes,
     length_regimes,
+    logits_of,
     read_actions,
     rounds,
     share_reading,
@@ -50,6 +51,7 @@ from trl_ext.ppo.losses import Totals, micro_batch_loss, objective_of
 from trl_ext.ppo.options import rate_of
 from trl_ext.ppo.value_bins import ValueBins
 from trl_ext.process import distributed
+from trl_ext.sampling.grammar import forced, grammars_of
 from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.holder import Holder
 from trl_ext.sharding.spreading import place
@@ -314,6 +316,7 @@ class Learner:
     def _read(self, model: Any, rows: TokenBatch, entropies: bool = False, entropy_gradient: bool = False):
         """Return hidden states, log-probabilities and entropies at the sampled tokens of ``rows`` under ``model``."""
         targets, temperature = rows.input_ids[rows.sampled], rows.temperatures(self.args.temperature)
+        masks = cache(lambda: self._masks(rows))
 
         def read(part: ToRead, tokens: Tensor | None) -> tuple[Tensor | None, ...]:
             each = isinstance(temperature, Tensor) and tokens is not None
@@ -333,10 +336,21 @@ class Learner:
                 self.args.logits_chunk,
                 entropies,
                 entropy_gradient,
+                masks if tokens is None else lambda: None if (allowed := masks()) is None else allowed[tokens],
             )
 
         base = base_of(model)
         return in_regimes(rows, length_regimes(base), tree_limits(base), read)
+
+    def _masks(self, rows: TokenBatch) -> Tensor | None:
+        """Return which tokens the grammars of ``rows`` allowed in place of each sampled one, [M, ceil(V / 32)] int32
+        with a bit for each token, or None if no row has a grammar."""
+        if not any(rows.grammars):
+            return None
+        ids, ends = rows.input_ids.tolist(), rows.tree.lengths
+        said = [row[first:end] for row, first, end in zip(ids, rows.first, ends, strict=True)]
+        masks = grammars_of(self.tokenizer, logits_of(base_of(self.model))).replay(rows.grammars, said)
+        return masks.to(rows.input_ids.device)
 
     def reference_logprobs(self, rows: TokenBatch) -> Tensor:
         """Return log-probabilities [M] of the sampled tokens under the reference, at the same temperature."""
@@ -356,7 +370,8 @@ class Learner:
         processes call this together.
 
         Returns:
-            The mean entropy per sampled token, over all processes, and the forward that :meth:`accumulate` may reuse.
+            The mean entropy per token that the policy could choose, over all processes, the share of the tokens that a
+            grammar forced if there are any, and the forward that :meth:`accumulate` may reuse.
             This is None unless a single forward read all rows, and in the first update, whose second forward is
             compared with it (:mod:`trl_ext.learning.invariants`).
 
@@ -375,6 +390,11 @@ class Learner:
             and distributed.size() == 1
         )
         logprobs, values, references, entropies = [], [], [], []
+        chosen = float(len(rows.sampled[0]))
+        if (masks := self._masks(rows)) is not None:
+            rows.forced = _scatter(forced(masks), rows, torch.arange(len(rows)))
+            chosen = float(rows.chosen.sum())
+            del masks
         for number in range(self.strategy.rounds(len(parts), rows.input_ids.device)):
             microbatch = rows.take(parts[number]) if number < len(parts) else placeholder(rows.input_ids.device)
             # the reference goes first, while memory holds no graph yet
@@ -392,9 +412,12 @@ class Learner:
             rows.ref_logprobs = _scatter(torch.cat(references[real]), rows, order)
         self._check_finite(rows, {"log-probability": rows.old_logprobs, "value": rows.values})
         entropy_sums = torch.stack([e.sum() for e in entropies[: len(parts)]]).tolist() if parts else []
-        sums = [float(sum(entropy_sums)), float(len(rows.sampled[0]))]
-        entropy, tokens = distributed.all_reduce_sum(sums, rows.input_ids.device)
-        return {"policy/entropy_avg": entropy / max(tokens, 1.0)}, Forward(rows, parts[0], out) if keep else None
+        sums = [float(sum(entropy_sums)), chosen, float(len(rows.sampled[0]))]
+        entropy, chosen, tokens = distributed.all_reduce_sum(sums, rows.input_ids.device)
+        metrics = {"policy/entropy_avg": entropy / max(chosen, 1.0)}
+        if chosen < tokens:
+            metrics["policy/forced_tokens"] = (tokens - chosen) / tokens
+        return metrics, Forward(rows, parts[0], out) if keep else None
 
     @torch.no_grad()
     def logprobs(self, rows: TokenBatch) -> Tensor:

@@ -112,7 +112,9 @@ class Learning:
         metrics["val/num_eos_tokens"] = ended
         metrics["completions/mean_length"] = length / max(answers, 1.0)
         metrics["completions/clipped_ratio"] = 1.0 - ended / max(answers, 1.0)
-        return batch, metrics | as_counts({"sequences": answers, "ended": ended, "tokens": length})
+        forced = round(length * metrics.get("policy/forced_tokens", 0.0))
+        counted = {"sequences": answers, "ended": ended, "tokens": length, **({"forced": forced} if forced else {})}
+        return batch, metrics | as_counts(counted)
 
     def update(self, batches: dict[str, TokenBatch], step: int) -> tuple[dict[str, Metrics], float]:
         """Train every learner: ``num_ppo_epochs`` passes over its batch, with ``num_mini_batches`` steps in each, both

@@ -161,9 +161,14 @@ def share_reading(model: Any) -> None:
     _readings[model] = distributed.broadcast_from_main(reading_of(model) if distributed.is_main() else None)
 
 
+def logits_of(base: Any) -> int:
+    """Return the number of logits of a Hugging Face model, which may be larger than the vocabulary of its tokenizer."""
+    return base.config.get_text_config().vocab_size
+
+
 def beyond(model: Any, highest: int, longest: int) -> str:
     """Return why a model cannot read rows whose highest token id and number of tokens are these, or an empty text."""
-    size, room = base_of(model).config.get_text_config().vocab_size, room_of(base_of(model))
+    size, room = logits_of(base_of(model)), room_of(base_of(model))
     if highest >= size:
         return f"token id {highest} is outside its vocabulary of {size}"
     return f"a row has {longest} tokens, and it reads at most {room}" if room is not None and longest > room else ""
@@ -351,6 +356,7 @@ def read_actions(
     chunk: int | None = None,
     entropies: bool = False,
     entropy_gradient: bool = False,
+    masks: Callable[[], Tensor | None] = lambda: None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Run one forward pass and evaluate it at M sampled tokens.
 
@@ -364,6 +370,8 @@ def read_actions(
             saves memory. None computes all of them at once.
         entropies: whether to compute entropies.
         entropy_gradient: whether the entropies have a gradient.
+        masks: returns which tokens were allowed in place of each sampled one, [M, ceil(V / 32)] int32 with a bit for
+            each token (:mod:`trl_ext.sampling.grammar`), or None if all were. An accelerator reads meanwhile.
 
     Returns:
         Hidden states [M, H], log-probabilities [M], and entropies [M] or None.
@@ -371,15 +379,15 @@ def read_actions(
     base = base_of(model)
     head = base.get_output_embeddings()
 
-    def scores(logits: Tensor, wanted: Tensor, at: float | Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = maths.token_logprobs(logits, wanted, at)
+    def scores(logits: Tensor, wanted: Tensor, at: float | Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+        logprobs = maths.token_logprobs(logits, wanted, at, allowed)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
-            return logprobs, maths.token_entropies(logits, at) if entropies else logprobs.new_zeros(())
+            return logprobs, maths.token_entropies(logits, at, allowed) if entropies else logprobs.new_zeros(())
 
-    def tail(hidden: Tensor, wanted: Tensor, at: float | Tensor) -> tuple[Tensor, Tensor]:
+    def tail(hidden: Tensor, wanted: Tensor, at: float | Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
         with _trunk_gives(trunk, before), _head_reads(head, hidden), autocast():
             logits = base(input_ids=read.input_ids[:1, :1], use_cache=False).logits[0]
-        return scores(logits, wanted, at)
+        return scores(logits, wanted, at, allowed)
 
     whole = chunk is None or len(read.index) <= chunk
     arguments, recorded = _arguments(base, read), [] if whole else trunks_of(base)
@@ -391,17 +399,19 @@ def read_actions(
         output = model(**arguments).logits
     hidden = seen["hidden"]
     if whole:
-        logprobs, entropy = scores(output[0], targets, temperature)
+        logprobs, entropy = scores(output[0], targets, temperature, masks())
         return hidden, logprobs, entropy if entropies else None
     trunk, before = _one_token(made)
     size = chunk or 1
     parts = [hidden.split(size), targets.split(size)]
     each = temperature.split(size) if isinstance(temperature, Tensor) else [temperature] * len(parts[0])
+    allowed = masks()
+    refused = [None] * len(parts[0]) if allowed is None else allowed.split(size)
     scored = [
         checkpoint(tail, *part, use_reentrant=False, preserve_rng_state=False)
         if torch.is_grad_enabled()
         else tail(*part)
-        for part in zip(*parts, each, strict=True)
+        for part in zip(*parts, each, refused, strict=True)
     ]
     logprobs = torch.cat([part for part, _ in scored])
     return hidden, logprobs, torch.cat([part for _, part in scored]) if entropies else None

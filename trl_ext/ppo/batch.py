@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trl_ext.ppo.prefix_tree import Layout, PrefixTree, TreeLimits
 from trl_ext.process import distributed
+from trl_ext.sampling.request import Grammar
 
 PADDING = 0
 """The id at padded positions. A mask hides them, so any id of the vocabulary serves.
@@ -50,6 +51,7 @@ class Completion:
         critic_prompt_ids: the critic's prompt, if it differs from the policy's.
         sampled_logprobs: the log-probabilities of ``response_ids`` from the engine that sampled them, if it gives them.
         temperature: the temperature at which it was sampled, above 0. None: that of the run.
+        grammar: what it was held to. Its log-probabilities are those among the tokens that were allowed.
     """
 
     prompt_ids: list[int]
@@ -67,6 +69,7 @@ class Completion:
     critic_prompt_ids: list[int] | None = None
     sampled_logprobs: list[float] | None = None
     temperature: float | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass
@@ -100,6 +103,7 @@ class TokenBatch:
     weight: Annotated[Tensor, "assigned"]  # [N] how often a row counts in the loss
     value_mask: Annotated[Tensor, "host", "sent", "assigned"]  # [N, T] true where the critic is trained
     labels: list[str]
+    grammars: list[Grammar | None]  # what each completion was held to
     first: list[int]  # the column of each row's first sampled token; all behind it are sampled
     sampler_logprobs: Tensor  # [N, T] the sampling engine's log-probabilities; NaN where they are unknown
     tree: PrefixTree  # which rows begin alike
@@ -109,6 +113,7 @@ class TokenBatch:
     old_logprobs: Annotated[Tensor, "sent", "computed"]
     ref_logprobs: Annotated[Tensor, "sent", "computed"]
     values: Annotated[Tensor, "sent", "computed"]
+    forced: Annotated[Tensor, "sent", "computed"]  # [N, T] true where a grammar allowed the sampled token alone
     advantages: Annotated[Tensor, "assigned"]
     returns: Annotated[Tensor, "assigned"]
     critic_only: bool  # whether only the critic is trained
@@ -121,6 +126,12 @@ class TokenBatch:
     def marked(self, mark: Mark) -> dict[str, Tensor]:
         """Return the tensors with a mark, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if mark in MARKS[f.name]}
+
+    @property
+    def chosen(self) -> Tensor:
+        """Return [N, T], true where the policy could choose the token, which are those that averages over tokens
+        count."""
+        return self.sampled_mask & ~self.forced if any(self.grammars) else self.sampled_mask
 
     @cached_property
     def sampled_on_host(self) -> tuple[Tensor, Tensor]:
@@ -251,6 +262,7 @@ class TokenBatch:
         places = {device: index.to(device), host: index.to(host)}
         chosen: dict[str, Any] = {
             "labels": [self.labels[row] for row in rows],
+            "grammars": [self.grammars[row] for row in rows],
             "first": [self.first[row] for row in rows],
         }
         for f in fields(self):
@@ -379,6 +391,7 @@ def build_token_batch(
         weight=torch.tensor([c.weight for c in completions]),
         value_mask=sampled.clone(),
         labels=[c.label for c in completions],
+        grammars=[c.grammar for c in completions],
         first=[len(c.prompt_ids) for c in completions],
         sampler_logprobs=sampler_logprobs,
         tree=PrefixTree.of(sequences),
@@ -387,6 +400,7 @@ def build_token_batch(
         old_logprobs=torch.zeros(shape),
         ref_logprobs=torch.zeros(shape),
         values=torch.zeros(shape),
+        forced=torch.zeros(shape, dtype=torch.bool),
         advantages=torch.zeros(shape),
         returns=torch.zeros(shape),
         critic_only=critic_only,
@@ -416,7 +430,8 @@ def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
     starts = [sum(int(n.max()) + 1 for n in numbers[:i] if len(n)) for i in range(len(parts))]
     columns["trajectory"] = torch.cat([number + start for number, start in zip(numbers, starts, strict=True)])
     columns["tree"] = PrefixTree.joined([part.tree for part in parts])
-    columns["labels"] = [label for part in parts for label in part.labels]
+    for name in ("labels", "grammars"):
+        columns[name] = [one for part in parts for one in getattr(part, name)]
     columns["first"] = [first for part in parts for first in part.first]
     return replace(parts[0], **columns, critic=None)
 

@@ -209,7 +209,7 @@ class Totals:
     @classmethod
     def of(cls, rows: TokenBatch, index: Tensor, options: PPOOptions) -> "Totals":
         """Return the totals of the minibatch ``index`` of ``rows``, summed over all processes."""
-        mask = rows.sampled_mask[index]
+        mask = rows.chosen[index]
         policy: float | Tensor = aggregation_total(mask, rows.weight[index], options.aggregation)
         tokens: float = sum([rows.tree.lengths[row] - rows.first[row] for row in index.tolist()])
         values: float = int(rows.value_mask[index.cpu()].sum())
@@ -218,7 +218,7 @@ class Totals:
         if options.aggregation == "per_main_rollout" and rows.rollouts is not None:
             # a constant, so that a row counts the same in whichever minibatch it is, whatever other rows are there
             policy = rows.rollouts / options.num_mini_batches
-        return cls(policy, tokens, values)
+        return cls(policy + (policy == 0), tokens, values)  # a grammar may have forced all tokens
 
 
 def micro_batch_loss(
@@ -231,7 +231,7 @@ def micro_batch_loss(
     ``out`` is the learner's output at the sampled tokens of ``rows``: log-probabilities, values or None, entropies or
     None, and the logits of values that are distributions.
     """
-    mask, sampled = rows.sampled_mask, rows.sampled
+    mask, sampled = rows.chosen, rows.sampled
     new = _spread(out.logprobs, mask.shape, *sampled)
     old = (rows.old_logprobs if options.ratio_to == "update" else sampling_logprobs(rows)).to(new.dtype)
     if options.ratio == "trajectory":

@@ -170,14 +170,19 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     raise ValueError(f"kl_estimate: kind must be 'k1', 'k2' or 'k3', got {kind!r}")
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+def token_logprobs(
+    logits: Tensor, token_ids: Tensor, temperature: float | Tensor = 1.0, allowed: Tensor | None = None
+) -> Tensor:
     """Return the log-probability of each token under ``softmax(logits / temperature)``, in at least float32.
 
     ``logits`` are [..., V], and ``token_ids`` are [...]. ``temperature`` is a number, or [...] with one for each token.
     The library computes every log-probability with this function: old, new and reference log-probabilities, all at the
     sampling temperature.
+
+    ``allowed`` [M, ceil(V / 32)] int32 has a bit for each of the V tokens. The softmax of each of the M positions, in
+    their order, is then that over the tokens whose bit is 1.
     """
-    flat = _TokenLogprobs.apply(logits.flatten(0, -2), token_ids.flatten(), _flat(temperature))
+    flat = _TokenLogprobs.apply(logits.flatten(0, -2), token_ids.flatten(), _flat(temperature), allowed)
     return flat.view(token_ids.shape)
 
 
@@ -185,43 +190,65 @@ def _flat(temperature: float | Tensor) -> float | Tensor:
     return temperature.flatten() if isinstance(temperature, Tensor) else temperature
 
 
-def _scaled(logits: Tensor, dtype: torch.dtype, temperature: float | Tensor, part: slice) -> Tensor:
-    """Return the logits of a part of the rows, divided by their temperatures, in memory of its own."""
+def _scaled(
+    logits: Tensor, dtype: torch.dtype, temperature: float | Tensor, part: slice, allowed: Tensor | None
+) -> Tensor:
+    """Return the logits of a part of the rows, divided by their temperatures, in memory of its own.
+
+    Those of tokens that are not ``allowed`` are -inf.
+    """
     scaled = logits[part].to(dtype, copy=True)
     if isinstance(temperature, Tensor):
-        return scaled.div_(temperature[part].unsqueeze(-1))
-    return scaled if temperature == 1 else scaled.div_(temperature)
+        scaled.div_(temperature[part].unsqueeze(-1))
+    elif temperature != 1:
+        scaled.div_(temperature)
+    return scaled if allowed is None else only_allowed_(scaled, allowed[part])
+
+
+def only_allowed_(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Set the ``logits`` [N, V] of tokens that are not ``allowed`` [N, ceil(V / 32)], by the bits of int32, to -inf.
+
+    Tokens beyond the last bit are not allowed. Returns ``logits``.
+    """
+    places = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    refused = ((allowed.contiguous().view(torch.uint8).unsqueeze(-1) >> places) & 1 == 0).flatten(1)
+    size = logits.shape[1]
+    logits[:, : refused.shape[1]].masked_fill_(refused[:, :size], -torch.inf)
+    logits[:, refused.shape[1] :] = -torch.inf
+    return logits
 
 
 class _TokenLogprobs(torch.autograd.Function):
     """Log-probabilities of tokens [M] under logits [M, V], some rows at a time, without a float32 copy of all."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float | Tensor) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float | Tensor, allowed: Tensor | None
+    ) -> Tensor:
         exact = torch.promote_types(logits.dtype, torch.float32)
         logprobs = torch.empty(len(logits), dtype=exact, device=logits.device)
         normaliser = torch.empty_like(logprobs)
         for part in _parts(logits):
-            scaled = _scaled(logits, exact, temperature, part)
+            scaled = _scaled(logits, exact, temperature, part, allowed)
             normaliser[part] = scaled.logsumexp(-1)
             logprobs[part] = scaled.gather(-1, token_ids[part].unsqueeze(-1)).squeeze(-1) - normaliser[part]
-        ctx.save_for_backward(logits, token_ids, normaliser)
+        ctx.save_for_backward(logits, token_ids, normaliser, allowed)
         ctx.temperature = temperature
         return logprobs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        logits, token_ids, normaliser = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        logits, token_ids, normaliser, allowed = ctx.saved_tensors
         result = torch.empty_like(logits)
         scaled_gradient = (gradient / ctx.temperature).unsqueeze(-1)
         for part in _parts(logits):
             # d log p(token) / d logits = (1[token] - p) / temperature
-            scaled = _scaled(logits, normaliser.dtype, ctx.temperature, part)
+            scaled = _scaled(logits, normaliser.dtype, ctx.temperature, part, allowed)
             rows = scaled.sub_(normaliser[part].unsqueeze(-1)).exp_()
             rows.mul_(-scaled_gradient[part])
             result[part] = rows.scatter_add_(-1, token_ids[part].unsqueeze(-1), scaled_gradient[part])
-        return result, None, None
+        return result, None, None, None
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:
@@ -246,16 +273,16 @@ def _slice_bytes(kind: str) -> int:
     return ACCELERATOR_SLICE // 8 if total is None else min(ACCELERATOR_SLICE, total // 256)
 
 
-def token_entropies(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+def token_entropies(logits: Tensor, temperature: float | Tensor = 1.0, allowed: Tensor | None = None) -> Tensor:
     """Return the entropy in nats of ``softmax(logits / temperature)`` at each position.
 
     ``logits`` are [..., V]. ``temperature`` is a number, or [...] with one for each position. The computation is in
-    float32.
+    float32. ``allowed`` is as in :func:`token_logprobs`.
     """
     rows, flat = logits.flatten(0, -2), _flat(temperature)
     parts = []
     for part in list(_parts(rows)) or [slice(0)]:  # to avoid a copy of all logits
-        logprobs = torch.log_softmax(_scaled(rows, torch.float32, flat, part), dim=-1)
+        logprobs = torch.log_softmax(_scaled(rows, torch.float32, flat, part, allowed), dim=-1)
         # a token that a model rules out has probability 0 and adds 0, not 0 times infinity
         logprobs = logprobs.clamp(min=torch.finfo(torch.float32).min)
         parts.append(-(logprobs.exp() * logprobs).sum(-1))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,12 +10,17 @@ from torch import Tensor
 
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import accepts, base_of, cache_arguments, reading_of, tree_limits
+from trl_ext.ppo import maths
 from trl_ext.ppo.batch import PADDING
 from trl_ext.ppo.options import Decoding
 from trl_ext.process.random_states import number_of
+from trl_ext.sampling.grammar import next_masks
 from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache
 from trl_ext.sampling.recorded_step import RecordedStep, records
 from trl_ext.sampling.request import Draw, TokenRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 Choose = Callable[[Sequence[str]], None] | None
 """Takes the adapter of each row of a batch, if rows have adapters of their own."""
@@ -33,6 +38,8 @@ class Row:
     longest: int | None = None
     """The most tokens that may precede one that is sampled now, if a longer row needs other angles of positions."""
     regime: int = 0
+    matcher: "LLMatcher | None" = None
+    """What reads the completion by its grammar."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -45,6 +52,8 @@ class Row:
     def stops(self) -> bool:
         """Return whether the completion has ended, or its next token belongs to another regime."""
         count, draw = len(self.ids), self.request.draw
+        if self.refused is not None:
+            return True
         if count >= draw.max_tokens or (
             self.longest is not None and len(self.request.prompt_ids) + count > self.longest
         ):
@@ -52,6 +61,21 @@ class Row:
         if not count or self.ids[-1] in draw.stop_ids:
             return count > 0
         return self.stop_strings is not None and self.stop_strings.end(self.ids)
+
+    def add(self, token: int, logprob: float | None) -> None:
+        """Add a token that was drawn."""
+        self.ids.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        if self.matcher is not None:
+            self.matcher.consume_token(token)
+
+    @property
+    def refused(self) -> str | None:
+        """Why the completion's grammar cannot be followed further, such as a step that takes too long, or None."""
+        if self.matcher is None or not self.matcher.is_error():
+            return None
+        return self.matcher.get_error().partition("\n<state>")[0]
 
     def name(self, tokens: list[int]) -> tuple:
         """Return the name under which the states of a conversation of ``tokens`` are kept."""
@@ -188,6 +212,7 @@ class Batch:
 
     def _choose(self, logits: Tensor, step: int, ended: list[bool]) -> Tensor:
         """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
+        logits = allowed_only(logits, self.rows, ended)
         if len(self.draws) == 1:
             [(decoding, _)] = self.draws
             tokens, row_logprobs = draw(logits, decoding, None if self.uniforms is None else self.uniforms[:, step])
@@ -206,9 +231,7 @@ class Batch:
             chosen = list(map(int, numbers))
         for position, row in enumerate(self.rows):
             if not ended[position]:
-                row.ids.append(chosen[position])
-                if logprobs is not None:
-                    row.logprobs.append(logprobs[position])
+                row.add(chosen[position], None if logprobs is None else logprobs[position])
         return tokens
 
     def _find_draws(self) -> None:
@@ -233,6 +256,15 @@ class Batch:
             self.rows = [self.rows[p] for p in positions]
             self.uniforms = None if self.uniforms is None else self.uniforms[index]
             self._find_draws()
+
+
+def allowed_only(logits: Tensor, rows: Sequence[Row], ended: Sequence[bool]) -> Tensor:
+    """Return the logits [B, V] of the next tokens without those that the grammar of a row does not allow, as -inf."""
+    matchers = [None if over else row.matcher for row, over in zip(rows, ended, strict=True)]
+    if all(matcher is None for matcher in matchers):
+        return logits
+    masks = next_masks(matchers, logits.shape[1])
+    return maths.only_allowed_(logits.clone(), masks.to(logits.device))
 
 
 def uniforms(key: tuple, drawn: Draw) -> Tensor | None:

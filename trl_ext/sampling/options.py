@@ -1,6 +1,6 @@
 """What was sampled, and what ends it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel
 
@@ -15,20 +15,23 @@ class Sampled:
     The log-probabilities are those of the whole distribution at the temperature, also where ``top_p`` and ``top_k`` cut
     what is drawn from, unless the engine can give those of the cut one alone (:attr:`TokenEngine.tells_cut`).
 
+    With a grammar they are those among the tokens that it allows.
+
     ``logprobs`` is None for a greedy completion. ``version`` is how many updates the weights had had. None: those of
-    the engine's last ``sync``.
+    the engine's last ``sync``. ``refused`` is why its grammar cannot be followed further, or None.
     """
 
     ids: list[int]
     logprobs: list[float] | None = None
     version: int | None = None
+    refused: str | None = None
 
     def up_to(self, stops: StopStrings | None) -> "Sampled":
         """Return the completion without the tokens after the one that completes a stop string."""
         length = None if stops is None or stops.end(self.ids) else stops.length(self.ids)
         if length is None:
             return self
-        return Sampled(self.ids[:length], None if self.logprobs is None else self.logprobs[:length], self.version)
+        return replace(self, ids=self.ids[:length], logprobs=None if self.logprobs is None else self.logprobs[:length])
 
 
 def stop_ids_of(

@@ -6,6 +6,19 @@ from trl_ext.ppo.options import GREEDY, Decoding
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """What a completion is held to.
+
+    Args:
+        text: the grammar as the package ``llguidance`` reads it: JSON with ``grammars``, or Lark's form.
+        stop_ids: the token ids that end the completion, in order. They are allowed where the grammar may end.
+    """
+
+    text: str
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Draw:
     """How a completion is drawn, and what ends it.
 
@@ -16,6 +29,7 @@ class Draw:
         top_k: the number of likeliest tokens to sample from; 0: all.
         stop: the strings that end it.
         stop_ids: the token ids that end it.
+        grammar: what it is held to: each token is drawn among those that may come next. None: nothing.
     """
 
     max_tokens: int
@@ -24,6 +38,7 @@ class Draw:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
 
     @property
     def decoding(self) -> Decoding:

@@ -16,12 +16,13 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings
-from trl_ext.models.forward import base_of, length_regimes, reading_of
+from trl_ext.models.forward import base_of, length_regimes, logits_of, reading_of
 from trl_ext.models.lora_sampling import mixed
 from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
 from trl_ext.ppo.options import BATCH_ROWS, Decoding
-from trl_ext.sampling.batch import Batch, Choose, Row, draw, uniforms
+from trl_ext.sampling.batch import Batch, Choose, Row, allowed_only, draw, uniforms
+from trl_ext.sampling.grammar import grammars_of
 from trl_ext.sampling.kv_cache import KVCache, plain_states
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import Draw, TokenRequest
@@ -51,11 +52,14 @@ def sample(
         model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``, which
             :func:`trl_ext.models.lora_sampling.mixes` must allow.
         requests: what is asked. If one has no key, the random numbers of all come from torch's random state.
-        tokenizers: the tokenizer of each policy, which finds stop strings.
+        tokenizers: the tokenizer of each policy, which finds stop strings and reads grammars.
         batch_size: the most rows of a batch.
         batch_tokens: the most tokens of a batch, padding included. A longer row is alone in its batch.
         adapters: the adapter of each policy.
         states: the KV cache of conversations. It is read for each prompt, and filled with the new conversations.
+
+    Raises:
+        GrammarError: a grammar cannot be compiled, or not with the policy's tokenizer.
     """
     keys = [request.key for request in requests if request.key is not None]
     if len(keys) < len(requests):
@@ -71,6 +75,8 @@ def sample(
         policy, strings = row.request.policy, row.request.draw.stop
         row.stop_strings = StopStrings.of((tokenizers or {})[policy], strings) if strings else None
         row.adapter = adapters[policy] if adapters else None
+        if row.request.draw.grammar is not None:
+            row.matcher = grammars_of((tokenizers or {})[policy], logits_of(base)).matcher(row.request.draw.grammar)
     with _clean_generation(model), mixed(model, adapters.values()) if adapters else nullcontext() as choose:
         if plain == "no":
             for alike in _alike(rows, reading.padding) if reading.rows else [[row] for row in rows]:
@@ -82,7 +88,10 @@ def sample(
                 for equal in [part] if reading.padding else _equally_long(part):
                     for batch in _batches(equal, batch_size, batch_tokens):
                         Batch(model, batch, states, choose, plain).run()
-    return [Sampled(row.ids, row.logprobs if row.request.draw.temperature > 0 else None) for row in rows]
+    return [
+        Sampled(row.ids, row.logprobs if row.request.draw.temperature > 0 else None, refused=row.refused)
+        for row in rows
+    ]
 
 
 # -- rows and batches ---------------------------------------------------------------------------------------------
@@ -161,7 +170,8 @@ def _generate_by_transformers(model: Any, rows: list[Row], choose: Choose) -> No
     ids = torch.tensor([[PADDING] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     choice = _Choice(rows, drawn.decoding, width)
-    options: dict[str, Any] = {"logits_processor": LogitsProcessorList([choice])} if drawn.temperature > 0 else {}
+    chooses = drawn.temperature > 0 or drawn.grammar is not None
+    options: dict[str, Any] = {"logits_processor": LogitsProcessorList([choice])} if chooses else {}
     if choose is not None:
         choose([str(row.adapter) for row in rows])
     if stop_strings is not None:
@@ -176,20 +186,27 @@ def _generate_by_transformers(model: Any, rows: list[Row], choose: Choose) -> No
 
 
 class _Choice(LogitsProcessor):
-    """Draws the next token of each row by the row's own random number, and leaves no other one."""
+    """Draws the next token of each row by the row's own random number, among those that its grammar allows, and leaves
+    no other one."""
 
     def __init__(self, rows: list[Row], decoding: Decoding, width: int):
-        self.numbers = [row.uniforms for row in rows if row.uniforms is not None]
+        self.rows, self.numbers = rows, [row.uniforms for row in rows if row.uniforms is not None]
         self.decoding, self.width = decoding, width
         self.logprobs: list[list[float]] = []
         """The log-probabilities of the drawn tokens, by step and row."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
         step = input_ids.shape[1] - self.width
-        numbers = torch.stack([row[step] for row in self.numbers]).to(scores.device)
+        ended = [row.matcher is None or row.matcher.is_stopped() for row in self.rows]
+        if step:
+            for row, token, over in zip(self.rows, input_ids[:, -1].tolist(), ended, strict=True):
+                if row.matcher is not None and not over:
+                    row.matcher.consume_token(token)
+        scores = allowed_only(scores, self.rows, ended)
+        numbers = torch.stack([row[step] for row in self.numbers]).to(scores.device) if self.numbers else None
         tokens, logprobs = draw(scores, self.decoding, numbers)
-        assert logprobs is not None  # the temperature is above 0
-        self.logprobs.append(logprobs.tolist())
+        if logprobs is not None:
+            self.logprobs.append(logprobs.tolist())
         return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)
 
 
