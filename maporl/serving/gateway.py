@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.errors import ConfigError, install_command
-from maporl.guard import Denied, Door, Guard, Limits, check_host, read_json
-from maporl.serving import responses
+from maporl.guard import Budget, Denied, Door, Guard, Limits, check_host, read_json
+from maporl.serving import anthropic, responses
 from maporl.serving.wire import ChatRequest, Refused, chunks, completion, read_chat, with_headers
 from maporl.types import Utterance
 from trl_ext.process.waits import pause
@@ -35,6 +35,8 @@ Reader = Callable[[Any, Sequence[str], Sequence[str]], ChatRequest]
 """Reads the JSON of a request, which may ask certain agents, and of which certain fields are left out."""
 Writer = Callable[[Utterance, ChatRequest, str, int], Any]
 """Writes an utterance as the reply to a request, with an id and the time."""
+Form = Callable[[Refused], dict[str, Any]]
+"""Writes an error."""
 
 
 @dataclass
@@ -200,8 +202,17 @@ class Gateway:
         # 40 ms, until the client has acknowledged the head
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        app = Guard(self._app(), LIMITS, Door(self._enter, _error, self._count, _log))
-        self._server = guarded_server(app, LIMITS, _error, log_level="error", lifespan="off")
+        routes, budget = self._app(), Budget(LIMITS.held)
+        forms: tuple[Form, ...] = (Refused.body, anthropic.error)
+        guards = {
+            form: Guard(routes, LIMITS, Door(self._enter, _error_in(form), self._count, _log), budget) for form in forms
+        }
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await guards[_form(scope["path"])](scope, receive, send)
+
+        # what ends a connection before its path has come is told in OpenAI's form
+        self._server = guarded_server(app, LIMITS, _error_in(Refused.body), log_level="error", lifespan="off")
         serve = self._server.serve([self._socket])
         threading.Thread(target=asyncio.run, args=(serve,), name="programs' server", daemon=True).start()
         while not self._server.started:
@@ -237,8 +248,9 @@ class Gateway:
                     logger.exception("a request of a program failed; this is an error of maporl")
                     refused = Refused("maporl failed at this request; its log says why", status=500, code="internal")
                 session.count(refused.code, refused.message)
-                # asked again, it would be refused again; OpenAI's clients would ask, where there are too many calls
-                return JSONResponse(refused.body(), refused.status, {"x-should-retry": "false"})
+                # asked again, it would be refused again; clients would ask, where there are too many calls
+                body = _form(request.scope["path"])(refused)
+                return JSONResponse(body, refused.status, {"x-should-retry": "false"})
 
             return endpoint
 
@@ -261,6 +273,10 @@ class Gateway:
 
         chat = replies(read_chat, completion, chunks, "chatcmpl-")
         respond = replies(responses.read_response, responses.response, responses.events, "resp_")
+        send = replies(anthropic.read_message, anthropic.message, anthropic.events, "msg_")
+
+        async def count(session: Session, request: Request) -> Response:
+            raise Refused(anthropic.UNCOUNTED, status=404, code="not_found")
 
         async def models(session: Session, request: Request) -> Response:
             entries = [{"id": agent, "object": "model", "created": 0, "owned_by": "maporl"} for agent in session.agents]
@@ -273,7 +289,7 @@ class Gateway:
 
         async def elsewhere(session: Session, request: Request) -> Response:
             what = f"{request.method} /{request.path_params.get('rest', '')}"
-            known = "POST /chat/completions, POST /responses, POST /reward or GET /models"
+            known = "POST /chat/completions, POST /responses, POST /messages, POST /reward or GET /models"
             raise Refused(f"{what}: expected {known}", status=404, code="not_found")
 
         at = "/d/{token}/v1"
@@ -281,6 +297,11 @@ class Gateway:
             routes=[
                 Route(f"{at}/chat/completions", answered(chat), methods=["POST"]),
                 Route(f"{at}/responses", answered(respond), methods=["POST"]),
+                *[
+                    Route(f"{at}{more}/messages{path}", answered(handle), methods=["POST"])
+                    for more in ("", "/v1")  # Anthropic's clients add /v1 to the address that they are given
+                    for path, handle in (("", send), ("/count_tokens", count))
+                ],
                 Route(f"{at}/models", answered(models), methods=["GET"]),
                 Route(f"{at}/reward", answered(reward), methods=["POST"]),
                 *[
@@ -322,8 +343,13 @@ async def _json(request: Any) -> Any:
         raise Refused(f"the request is not JSON that can be read: {error}", code="invalid_json") from None
 
 
-def _error(status: int, code: str, text: str) -> bytes:
-    return json.dumps(Refused(text, status=status, code=code).body()).encode()
+def _form(path: str) -> Form:
+    """Return how an error is written in answer to a request to ``path``."""
+    return anthropic.error if "messages" in path.split("/")[3:6] else Refused.body
+
+
+def _error_in(form: Form) -> Callable[[int, str, str], bytes]:
+    return lambda status, code, text: json.dumps(form(Refused(text, status=status, code=code))).encode()
 
 
 def _log(method: str, path: str, status: int, seconds: float) -> None:

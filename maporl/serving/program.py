@@ -1,4 +1,5 @@
-"""Program: a program of the user's own calls the agents as models behind an OpenAI-compatible address."""
+"""Program: a program of the user's own calls the agents as models behind an address of OpenAI's and of Anthropic's
+form."""
 
 import copy
 import dataclasses
@@ -128,7 +129,7 @@ class Program(Protocol):
             raise ConfigError(
                 f"{expected}, got {kind_of(function)}; without base_url its client cannot reach its agents, and would "
                 "ask a provider with your key: give the client base_url, or run the program as a command, in which "
-                "OpenAI() finds its agents (protocol.command)"
+                "OpenAI() and Anthropic() find its agents (protocol.command)"
             )
         if lacking := question.lacking(function):
             method = "name the method of an object, as in my_app:team.solve" if "self" in lacking else ""
@@ -356,7 +357,7 @@ class _Talk:
     def _parents(self, call: Call) -> tuple[int, ...]:
         """Return the utterances whose text is in the messages of a request, or those that its header names."""
         if call.request.parents is not None:
-            kinds = [f"chatcmpl-{self.session.name}", f"resp_{self.session.name}"]
+            kinds = [f"{kind}{self.session.name}" for kind in ("chatcmpl-", "resp_", "msg_")]
             names = {f"{kind}-{number}": number for number in self.utterances for kind in kinds}
             unknown = [name for name in call.request.parents if name not in names]
             if unknown:

@@ -234,7 +234,8 @@ def of_command(command: Sequence[str], question: Question, variables: Sequence[s
 
     def work(run: Run) -> Ending:
         given = inherited(more=variables)
-        address = {"OPENAI_BASE_URL": question.base_url, "OPENAI_API_KEY": question.api_key}
+        told = {"BASE_URL": question.base_url, "API_KEY": question.api_key}
+        address = {f"{form}_{name}": value for form in ("OPENAI", "ANTHROPIC") for name, value in told.items()}
         process = run.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

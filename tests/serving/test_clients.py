@@ -110,6 +110,15 @@ CASES = {
             ("solver", 2, "continued", (0, 1, 2, 3)),
         ],
     ),
+    "with_anthropic": (
+        {"solver": ["I add." + ADD, " 4 ", "5"], "checker": ["no, 5"]},
+        [
+            ("solver", None, None, ()),
+            ("solver", 0, "continued", (0,)),
+            ("checker", None, None, (1,)),
+            ("solver", 1, "continued", (0, 1, 2)),
+        ],
+    ),
     "with_langgraph": (
         {"solver": ["I add." + ADD, "It is 7."], "checker": ["5"]},
         [("solver", None, None, ()), ("solver", 0, "continued", (0,)), ("checker", None, None, (1,))],
@@ -192,9 +201,11 @@ def check(name):
     assert dialogue.outcome == {"answer": ANSWERS.get(name, "5"), **counts}
 
 
-@pytest.mark.parametrize("name", ["with_openai", "with_openai_async", "with_openai_stream", "with_langgraph"])
+@pytest.mark.parametrize(
+    "name", ["with_openai", "with_openai_async", "with_openai_stream", "with_anthropic", "with_langgraph"]
+)
 def test_a_client_goes_on_with_conversations_token_by_token(name, examples):
-    pytest.importorskip("openai")
+    pytest.importorskip("anthropic" if name == "with_anthropic" else "openai")
     if name == "with_langgraph":
         pytest.importorskip("langgraph")
         pytest.importorskip("langchain_openai")
