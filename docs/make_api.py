@@ -46,8 +46,8 @@ GROUPS: list[tuple[str, str, str]] = [
         "A protocol decides who speaks when, and what each speaker sees. [Your own protocol](howto/protocol.md) "
         "shows how to write one. A dialogue is the record of what was said.",
         "Protocol PROTOCOLS Debate Chain Collaboration Refine Forum CallReturn Code Attempts Design Propose Route "
-        "Orchestrate PlayGame PlayWorld Program Ask Wait Sampling StructuredOutput TeamSampling Utterance Stop Dialogue to_json "
-        "from_json",
+        "Orchestrate PlayGame PlayWorld Program Ask Wait Sampling StructuredOutput TeamSampling Utterance Stop "
+        "Dialogue to_json from_json",
     ),
     (
         "Play games",

@@ -179,7 +179,8 @@ def sections(hint: Any) -> list[type]:
     """Return the sections that stand in a type."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return [hint]
-    return [kind for part in typing.get_args(hint) for kind in sections(part)]
+    # one that may also be a list of itself stands there twice
+    return list(dict.fromkeys(kind for part in typing.get_args(hint) for kind in sections(part)))
 
 
 def needed(field: dataclasses.Field) -> bool:

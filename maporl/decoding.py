@@ -17,6 +17,8 @@ from trl_ext.ppo.options import Decoding, Natural, NotNegative, Positive, Positi
 BY_TURN = ("temperature", "top_p", "top_k", "max_tokens", "structured_output")
 """The values of a :class:`Sampling` that may be lists by turn, but for its stop strings."""
 
+COMPACT = {"x-guidance": {"whitespace_pattern": " ?"}}
+"""Where a JSON schema has spaces: a model that has learned nothing would write them up to the last token."""
 IN_EVALUATIONS = ("max_tokens", "stop", "structured_output")
 """Those that evaluations take over."""
 
@@ -65,22 +67,34 @@ class StructuredOutput:
 
     @property
     def text(self) -> str:
-        """Return the grammar as :class:`trl_ext.sampling.request.Grammar` has it."""
-        if (schema := self.schema) is not None:
-            # a model that has learned nothing would write spaces up to the last token
-            made: Any = {"json_schema": {"x-guidance": {"whitespace_pattern": " ?"}, **schema}}
-        elif self.regex is not None:
-            made = {"lark_grammar": f"start: /{self.regex.replace('/', '[/]')}/"}
+        """Return the grammar as :class:`trl_ext.ppo.options.Grammar` has it."""
+        if self.grammar is not None:
+            made: Any = {"lark_grammar": self.grammar}
+        elif (schema := self.schema) is not None:
+            made = {"json_schema": COMPACT | schema}
         else:
-            made = {"lark_grammar": self.grammar}
+            made = {"lark_grammar": f"start: {self.expression}"}
         return json.dumps({"grammars": [made]}, ensure_ascii=False)
+
+    @property
+    def expression(self) -> str:
+        """Return it as a part of a grammar in Lark's form.
+
+        Raises:
+            ValueError: it is a whole grammar.
+        """
+        if (schema := self.schema) is not None:
+            return f"%json {json.dumps(COMPACT | schema)}"
+        if self.regex is None:
+            raise ValueError("structured_output: a grammar cannot be joined with calls; give json_schema or regex")
+        return f"/{self.regex.replace('/', '[/]')}/"
 
     @property
     def response_format(self) -> dict[str, Any]:
         """Return what an OpenAI-compatible server is asked for.
 
         Raises:
-            ValueError: it is no JSON schema.
+            ValueError: it is a regular expression or a grammar.
         """
         if (schema := self.schema) is None:
             raise ValueError("structured_output: an API is asked for JSON schemas alone; give json_schema")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from maporl.decoding import Sampling, StructuredOutput
-from trl_ext.sampling.request import Grammar
+from trl_ext.ppo.options import Grammar
 
 Message = dict[str, Any]
 """``{"role": "system" | "user" | "assistant" | "tool", "content": text}``.
@@ -224,6 +224,9 @@ class Ask:
             says how many it may have.
         tokens: whether the utterance shows its ``tokens``. Engines that do not know them refuse a refusable ask.
         structured_output: what the answer is held to. It is part of ``sampling``.
+        tool_choice: ``auto``, ``required`` for one call of any of ``schemas``, or the name of one of them for a call of
+            it.
+        strict: the names of those whose arguments keep to their schemas.
 
     Raises:
         ValueError: ``parents`` or ``taught`` is not a tuple, or ``after`` is given without ``fresh``.
@@ -248,6 +251,8 @@ class Ask:
     single: bool = False
     tokens: bool = False
     structured_output: StructuredOutput | None = None
+    tool_choice: str = "auto"
+    strict: tuple[str, ...] = ()
 
     def __post_init__(self):
         if self.structured_output is not None:

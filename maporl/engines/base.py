@@ -9,10 +9,9 @@ from maporl.decoding import Sampling, StructuredOutput
 from maporl.engines.transcript import Transcript
 from maporl.environments.calls import CallFormat
 from maporl.types import Ask, Example, Message, Stop, Utterance
-from trl_ext.ppo.options import Decoding
+from trl_ext.ppo.options import Decoding, Grammar
 from trl_ext.process.waits import result
 from trl_ext.sampling.engine import Ready
-from trl_ext.sampling.request import Grammar
 
 
 @dataclass

@@ -6,14 +6,16 @@ for models whose template knows no tools, and for agents behind an API.
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.config.call_options import CallTexts
+from maporl.decoding import COMPACT
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
+from trl_ext.chat.tool_calls import CallParts
 from trl_ext.chat.written_calls import IN_THINKING, IN_THOUGHT, MARKS, MOST, call_of, is_named, read_written_calls
 from trl_ext.chat.written_values import Unreadable, past_space, read_value, whole_value
 from trl_ext.errors import UserError, retold
@@ -57,6 +59,46 @@ class CallFormat:
         there."""
         return None
 
+    def parts(self) -> CallParts | None:
+        """Return how a call is written, or None if its arguments are not JSON."""
+        return None
+
+    def grammar(self, choice: str, strict: Collection[str], content: str | None) -> str | None:
+        """Return the grammar of a completion in Lark's form, or None if it may be anything.
+
+        Args:
+            choice: ``auto``, ``required`` for one call of any tool, or the name of a tool for one call of it.
+            strict: the tools whose arguments keep to their schemas. Those of others are any object.
+            content: what a completion without a call keeps to, as an expression of Lark. None: nothing.
+
+        Raises:
+            ConfigError: calls are not written in a way that a grammar can say.
+        """
+        if choice == "auto" and not (content or strict):
+            return None
+        if (parts := self.parts()) is None:
+            what = f"calls in the format {self.name} of this agent have no JSON that could be held to a schema"
+            raise ConfigError(f"{what}; set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore")
+        bodies = [
+            [json.dumps(name), *parts.between, f"%json {json.dumps(schema_of(tool, name in strict))}", *parts.after]
+            for name, tool in self.tools.items()
+            if choice in ("auto", "required", name)
+        ]
+        rules = ["body: " + " | ".join(" ".join(body) for body in bodies)]
+        if choice != "auto" or content is not None:
+            start = "call" if content is None or choice != "auto" else f"call | {content}"
+            return "\n".join([f"start: {start}", f"call: {' '.join(parts.before)} body", *rules])
+        # words, until a call begins
+        marks = [number for number, part in enumerate(parts.before) if part.startswith("<[")]
+        if marks:
+            begin = ["text", *parts.before[marks[0] :]]
+        else:
+            before = "".join(map(json.loads, parts.before))
+            mark = next((mark for mark in MARKS if before.lstrip().startswith(mark)), before.lstrip())
+            begin = ["BEGUN", *filter(None, [json.dumps(before.lstrip().removeprefix(mark))])]
+            rules.append(f"BEGUN[lazy]: /(?s:.*)/ {json.dumps(mark)}")
+        return "\n".join(["start: called* text", f"called: {' '.join(begin)} body", *rules, "text: /(?s:.*)/"])
+
     def intro(self) -> str | None:
         """Return what the agent's system message says of the tools, or None."""
         return None
@@ -78,6 +120,11 @@ class CallFormat:
         raise ConfigError(f"a warm start writes calls in the formats json and tags, not {self.name}; set call_format")
 
 
+def schema_of(tool: Tool, strict: bool) -> dict[str, Any]:
+    """Return the schema to which the arguments of a call are held."""
+    return {**COMPACT, **(tool.parameters if strict else {"type": "object"})}
+
+
 class NativeFormat(CallFormat):
     """What the chat template teaches: schemas in the first prompt, calls as the model writes them.
 
@@ -93,6 +140,9 @@ class NativeFormat(CallFormat):
 
     def schemas(self) -> list[dict[str, Any]] | None:
         return [tool.schema() for tool in self.tools.values()]
+
+    def parts(self) -> CallParts | None:
+        return self.reader.parts
 
     def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
         try:
@@ -193,6 +243,10 @@ class JsonFormat(PlainFormat):
 
     def example(self) -> str:
         return f'{OPEN}{{"name": NAME, "arguments": {{...}}}}{CLOSE}'
+
+    def parts(self) -> CallParts | None:
+        texts = f'{OPEN}{{"name": "', '", "arguments": ', f"}}{CLOSE}"
+        return CallParts(*([json.dumps(text)] for text in texts))
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
         return f"{OPEN}{json.dumps({'name': name, 'arguments': arguments})}{CLOSE}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from maporl.config.call_options import CallTexts
-from maporl.decoding import Sampling, SpeakerSampling
+from maporl.decoding import Sampling, SpeakerSampling, StructuredOutput
 from maporl.engines.base import Pending, Reply, Request
 from maporl.engines.transcript import Transcript
 from maporl.environments.base import tool_of
@@ -87,6 +87,16 @@ class SpeakerSpec:
                 "parallel_tool_calls: this agent writes calls as its chat template does, and nothing ends a completion "
                 "after the first of them; set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore"
             )
+        elif ask.schemas and self.tells_tokens:
+            try:
+                self.sampling_of(ask, turn, decoding)
+            except (ConfigError, ValueError) as error:
+                whys.append(f"{'tool_choice' if ask.tool_choice != 'auto' else 'tools'}: {error}")
+        if ask.tool_choice != "auto" and not self.tells_tokens:
+            whys.append(
+                "tool_choice: nothing holds an agent behind an API, or one that is no model, to a call; leave it out, "
+                "or add it to protocol.ignore"
+            )
         if ask.tokens and not self.tells_tokens:
             whys.append(
                 "logprobs: this agent's engine does not tell them, because it is an API or no model; leave it out, or "
@@ -107,12 +117,20 @@ class SpeakerSpec:
         """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.
 
         A refusable ask may make answers shorter and not longer than :attr:`longest`. ``decoding`` says how the run
-        draws tokens.
+        draws tokens. Calls that must be made, or keep to schemas, make a grammar.
 
         Raises:
             ConfigError: the answer would be greedy, and its policy is trained on it.
         """
         sampling = (self.sampling or SpeakerSampling()).at(ask.sampling, ask.role or self.role, turn, decoding)
+        if self.tells_tokens and ask.schemas and (form := self.form_of(ask)) is not None:
+            content = (
+                None if sampling is None or sampling.structured_output is None else sampling.at(0)["structured_output"]
+            )
+            held = form.grammar(ask.tool_choice, ask.strict, content and content.expression)
+            if held is not None:
+                drawn = sampling or Sampling(temperature=decoding.temperature)
+                sampling = replace(drawn, structured_output=StructuredOutput(grammar=held))
         if sampling is None:
             return None
         if ask.refusable and self.longest is not None and sampling.max_tokens is not None:

@@ -8,6 +8,7 @@ from maporl.engines.base import Engine, Reply, Request
 from maporl.rollout.driver import RolloutDriver
 from maporl.types import Dialogue, Example, Stop
 from trl_ext.chat.encoding import Tokenizer
+from trl_ext.chat.templates import try_grammar
 from trl_ext.ppo.options import Decoding
 
 MOST_STEPS = 128
@@ -39,10 +40,15 @@ class Players(Engine):
             prompt = request.transcript.add_messages(request.messages, self.tokenizers[request.ask.agent], frozenset())
             request.transcript.add_completion(request.utterance, [], ended=False)
             self.prompts.append((request, len(prompt)))
-        said = [Reply(self.script(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
+        said = [Reply(self._words(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
         for reply in said:
             reply.tokens = [(character, 0.0) for character in reply.text]
         return said
+
+    def _words(self, request: Request) -> str:
+        """Return what is said to a request: a short text of its grammar, if it has one."""
+        form = request.structured_output
+        return self.script(request) if form is None else try_grammar(form.text).get("example", "")
 
 
 def first_steps(driver: RolloutDriver, examples: Sequence[Example]) -> tuple[list[Dialogue], bool]:

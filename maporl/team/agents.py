@@ -13,9 +13,9 @@ from trl_ext.chat.encoding import Tokenizer, check_length
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.learning.policy import Policy as Weights
 from trl_ext.models.forward import base_of
-from trl_ext.ppo.options import Decoding, PPOOptions
+from trl_ext.ppo.options import Decoding, Grammar, PPOOptions
 from trl_ext.sampling.options import stop_ids_of
-from trl_ext.sampling.request import Draw, Grammar
+from trl_ext.sampling.request import Draw
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,9 @@ from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import starting_point
 from trl_ext.models.adapters import adapter_parameters, check_company
 from trl_ext.models.forward import base_of, room_of
-from trl_ext.ppo.options import PPOOptions
+from trl_ext.ppo.options import Grammar, PPOOptions
 from trl_ext.process.random_states import forked_rng
 from trl_ext.sampling.grammar import GrammarError, grammars_of
-from trl_ext.sampling.request import Grammar
 
 
 def _check_algorithm(agent: Agent, entry: Agent) -> None:

@@ -34,6 +34,7 @@ HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
 OUTSIDE_TRL_EXT = HEAVY | {
     "huggingface_hub",
     "liger_kernel",
+    "llguidance",
     "safetensors",
     "numpy",
     "deepspeed",

@@ -23,6 +23,9 @@ SECONDS = 2.0
 """Processor time of a rendering. Real templates take a thousandth of a second."""
 GRAMMAR_MEMORY = 64 * 2**20
 """Bytes that compiling a grammar may take, besides those in use."""
+LONGEST_EXAMPLE = 4096
+FIRST = b'}]",0a'
+"""The characters of an example that is short, if they are allowed."""
 SPARE = 2**18
 """Most characters of a rendered text, besides eight times the characters of the request."""
 PARTED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -46,7 +49,7 @@ def main() -> None:
         try:
             if "grammar" in request:
                 _limit_memory(GRAMMAR_MEMORY)  # an allocation that fails ends the process
-                encoded = json.dumps({"fault": grammar_fault(request["grammar"])})
+                encoded = json.dumps(try_grammar(request["grammar"]))
                 _limit_memory(None)
             elif "read" in request:
                 encoded = json.dumps({"calls": read_calls(**request["read"])})
@@ -72,33 +75,51 @@ def _limit_memory(more: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, MEMORY))
 
 
-def grammar_fault(text: str) -> str | None:
-    """Return what is wrong with the text of a grammar, or None. The fault of a JSON schema begins with its place."""
+def try_grammar(text: str) -> dict[str, str]:
+    """Return what is wrong with the text of a ``grammar``, or a short ``example`` of what it allows.
+
+    The fault of a JSON schema begins with its place.
+    """
     import llguidance
 
     class Bytes:  # a tokenizer whose tokens are all bytes, behind one that ends a completion
-        is_tokenizer_wrapper, eos_token_id, bos_token_id, special_token_ids = True, 256, None, [256]
-        tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
+        is_tokenizer_wrapper, eos_token_id, bos_token_id, special_token_ids = True, 256, None, [256, 257]
+        tokens = [*(bytes([byte]) for byte in range(256)), b"<end>", b"<special>"]
 
         def __call__(self, said: str) -> list[int]:
             return list(said.encode())
 
     tokenizer = llguidance.LLTokenizer(Bytes())  # type: ignore[arg-type]  # it has what one needs
 
-    def fault(text: str) -> str:
-        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0)
+    def tried(text: str) -> Any:
+        # the ids of special tokens are those of another vocabulary
+        matcher = llguidance.LLMatcher(tokenizer, re.sub(r"<\[[\d,-]+\]>", "<[257]>", text), log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
-        return matcher.get_error().partition("\n<state>")[0].strip()
+        return matcher
 
+    def fault(text: str) -> str:
+        return tried(text).get_error().partition("\n<state>")[0].strip()
+
+    matcher = tried(text)
+    if not matcher.is_error():
+        said = bytearray()
+        while len(said) < LONGEST_EXAMPLE and not matcher.is_accepting() and not matcher.is_error():
+            bits = matcher.compute_bitmask()
+            allowed = [token for token in (*FIRST, *range(258)) if bits[token // 8] >> token % 8 & 1]
+            # a text of JSON ends with a quotation mark; an object may begin a key with it, or end before
+            token = ord('"') if {ord('"'), ord("q")} <= {*allowed} else allowed[0]
+            matcher.consume_token(token)
+            said += bytes([token]) if token < 256 else b""
+        return {"example": said.decode("utf-8", "replace")}
     found = fault(text)
     try:
         [grammar] = json.loads(text)["grammars"]
         schema = grammar["json_schema"]
     except (ValueError, KeyError, TypeError):
-        return found or None
+        return {"fault": found}
     place: list[str] = []
-    while found:  # the smallest part of the schema that has the fault alone
+    while True:  # the smallest part of the schema that has the fault alone
         shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         for names, part in _parts(grammar["json_schema"]):
             inside = fault(json.dumps({"grammars": [{"json_schema": {**shared, **part}}]}))
@@ -106,8 +127,8 @@ def grammar_fault(text: str) -> str | None:
                 found, place, grammar = inside, [*place, *names], {"json_schema": part}
                 break
         else:
-            return f"{'.'.join(place) or 'the schema'}: {found}"
-    return None
+            break
+    return {"fault": f"{'.'.join(place) or 'the schema'}: {found}"}
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:

@@ -95,18 +95,23 @@ def read_calls(
     return calls or read_written_calls(text, prefix, tools)
 
 
-@lru_cache(maxsize=1024)
 def fault_of_grammar(text: str) -> str | None:
-    """Return what is wrong with the text of a grammar (:class:`trl_ext.sampling.request.Grammar`), or None.
+    """Return what is wrong with the text of a grammar (:class:`trl_ext.ppo.options.Grammar`), or None.
 
     It is compiled in the worker's process too. The fault of a JSON schema begins with its place in the schema.
     """
+    return try_grammar(text).get("fault")
+
+
+@lru_cache(maxsize=1024)
+def try_grammar(text: str) -> dict[str, str]:
+    """Return the ``fault`` of a grammar, or a short ``example`` of what it allows."""
     if find_spec("llguidance") is None:
-        return "structured outputs need the package llguidance; install it with: pip install 'maporl[structured]'"
+        return {"fault": "structured outputs need the package llguidance; install it with: pip install llguidance"}
     try:
-        return _answered({"grammar": text}, f"a grammar of {len(text)} characters", GRAMMAR_MEMORY)["fault"]
+        return _answered({"grammar": text}, f"a grammar of {len(text)} characters", GRAMMAR_MEMORY)
     except TemplateFailed as error:
-        return f"{error}; give a smaller one"
+        return {"fault": f"{error}; give a smaller one"}
 
 
 def _answered(request: dict[str, Any], what: str, memory: int = MEMORY) -> dict[str, Any]:

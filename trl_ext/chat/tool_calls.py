@@ -6,12 +6,15 @@ the models of most families write calls, or else by the tokenizer's response tem
 known chat template.
 """
 
+import json
 import re
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-from trl_ext.chat.encoding import OWN_TEMPLATES, ChatError, Tokenizer, render
+from trl_ext.chat.encoding import OWN_TEMPLATES, ChatError, Tokenizer, render, turn_end
 from trl_ext.chat.templates import TemplateFailed, read_calls
 from trl_ext.from_trl import add_response_schema
 
@@ -19,6 +22,21 @@ PREFIX = 64
 """How many tokens of the prompt's end the reader is given."""
 _OPTIONS = re.compile(r"(\{% set \w+ = [^%]*%\})*")
 _NAME, _KEY, _VALUE, _SHOWN = "tool_7f3a", "key_b9d4", "value_d6e7", "content_c4f9"
+
+
+@dataclass(frozen=True)
+class CallParts:
+    """How a call is written, in literals of Lark's form, in which special tokens stand by their ids.
+
+    Args:
+        before: what stands before the name of the tool.
+        between: what stands between the name and the arguments, which are JSON.
+        after: what stands behind the arguments.
+    """
+
+    before: list[str]
+    between: list[str]
+    after: list[str]
 
 
 class NativeCalls:
@@ -49,6 +67,26 @@ class NativeCalls:
             if template is None or not _is_read(one, template):
                 return None
         return cls(tokenizer, template, _conversation(tokenizer, 2) is not None)
+
+    @cached_property
+    def parts(self) -> CallParts | None:
+        """How the chat template writes a call, up to the end of the turn, or None if its arguments are not JSON."""
+        shown = _conversation(self.tokenizer, 1) or ""
+        begun = render(self.tokenizer, [{"role": "user", "content": "."}], generate=True)
+        form = rf'(.*?){_NAME}0(.*?)\{{\s*"{_KEY}0":\s*"{_VALUE}0"\s*\}}(.*)'
+        found = re.fullmatch(form, shown.removeprefix(begun), re.DOTALL) if shown.startswith(begun) else None
+        ends = [self.tokenizer.decode([token]) for token in turn_end(self.tokenizer).ids[-1:]]
+        places = [place for end in ends if found is not None and (place := found[3].find(end)) >= 0]
+        if found is None or not places:
+            return None
+        return CallParts(*map(self._literals, (found[1], found[2], found[3][: min(places)])))
+
+    def _literals(self, text: str) -> list[str]:
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        special = {str(token): number for number, token in added.items() if token.special}
+        words = sorted(map(re.escape, special), key=len, reverse=True)
+        pieces = re.split(f"({'|'.join(words)})", text) if words else [text]
+        return [f"<[{special[piece]}]>" if piece in special else json.dumps(piece) for piece in pieces if piece]
 
     def read(self, prompt_ids: list[int], response_ids: list[int], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the calls of a completion: ``{"name", "arguments"}``, or ``{"error"}`` for one that cannot be read.

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trl_ext.ppo.options import Grammar
 from trl_ext.ppo.prefix_tree import Layout, PrefixTree, TreeLimits
 from trl_ext.process import distributed
-from trl_ext.sampling.request import Grammar
 
 PADDING = 0
 """The id at padded positions. A mask hides them, so any id of the vocabulary serves.

@@ -303,6 +303,19 @@ GREEDY = Decoding(0.0)
 """The likeliest token at each step."""
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """What a completion is held to.
+
+    Args:
+        text: the grammar as the package ``llguidance`` reads it: JSON with ``grammars``, or Lark's form.
+        stop_ids: the token ids that end the completion, in order. They are allowed where the grammar may end.
+    """
+
+    text: str
+    stop_ids: tuple[int, ...]
+
+
 WHOLE_RATE, ADAPTER_RATE = 3e-6, 1e-4
 """The learning rates of whole models, which is that of TRL 1.12's ``PPOConfig``, and of adapters where none is set."""
 

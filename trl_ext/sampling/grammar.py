@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from trl_ext.chat.encoding import Tokenizer
+from trl_ext.chat.control_tokens import Tokenizer, encode_text
 from trl_ext.chat.templates import fault_of_grammar
 from trl_ext.errors import UserError
-from trl_ext.sampling.request import Grammar
+from trl_ext.ppo.options import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -157,7 +157,7 @@ class _Plain:
         self.tokens = [text.encode() for text in texts]
 
     def __call__(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return encode_text(self.tokenizer, text)
 
 
 _GRAMMARS: "WeakKeyDictionary[Any, dict[int, Grammars]]" = WeakKeyDictionary()

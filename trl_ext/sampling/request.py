@@ -2,20 +2,7 @@
 
 from dataclasses import dataclass
 
-from trl_ext.ppo.options import GREEDY, Decoding
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """What a completion is held to.
-
-    Args:
-        text: the grammar as the package ``llguidance`` reads it: JSON with ``grammars``, or Lark's form.
-        stop_ids: the token ids that end the completion, in order. They are allowed where the grammar may end.
-    """
-
-    text: str
-    stop_ids: tuple[int, ...]
+from trl_ext.ppo.options import GREEDY, Decoding, Grammar
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from maporl.decoding import StructuredOutput
 from trl_ext.chat.templates import fault_of_grammar
 from trl_ext.ppo import maths
 from trl_ext.ppo.batch import Completion
+from trl_ext.ppo.options import Grammar
 from trl_ext.sampling.grammar import GrammarError, forced, grammars_of
-from trl_ext.sampling.request import Draw, Grammar, TokenRequest
+from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.sampling.sample import sample
 
 LETTERS = json.dumps({"grammars": [{"lark_grammar": "start: /[abc]*/"}]})
