@@ -42,6 +42,7 @@ class Row:
     """What reads the completion by its grammar."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def read_ids(self) -> list[int]:
@@ -69,6 +70,12 @@ class Row:
             self.logprobs.append(logprob)
         if self.matcher is not None:
             self.matcher.consume_token(token)
+
+    def note_top(self, logits: Tensor) -> None:
+        """Note the likeliest tokens by ``logits`` [V] with their log-probabilities, as many as are asked for."""
+        whole = torch.log_softmax(logits / self.request.draw.temperature, -1)
+        logprobs, ids = (values.tolist() for values in whole.topk(min(self.request.top, len(whole))))
+        self.top.append([(token, p) for token, p in zip(ids, logprobs, strict=True) if p > -torch.inf])
 
     @property
     def refused(self) -> str | None:
@@ -232,6 +239,8 @@ class Batch:
         for position, row in enumerate(self.rows):
             if not ended[position]:
                 row.add(chosen[position], None if logprobs is None else logprobs[position])
+                if row.request.top and row.request.draw.temperature > 0:
+                    row.note_top(logits[position])
         return tokens
 
     def _find_draws(self) -> None:

@@ -18,12 +18,15 @@ class Sampled:
     With a grammar they are those among the tokens that it allows.
 
     ``logprobs`` is None for a greedy completion. ``version`` is how many updates the weights had had. None: those of
-    the engine's last ``sync``. ``refused`` is why its grammar cannot be followed further, or None.
+    the engine's last ``sync``. ``top`` has for each place the likeliest tokens that were asked for
+    (:attr:`TokenRequest.top`), with their log-probabilities, the likeliest first. None: the completion is greedy, or
+    the engine does not know them. ``refused`` is why its grammar cannot be followed further, or None.
     """
 
     ids: list[int]
     logprobs: list[float] | None = None
     version: int | None = None
+    top: list[list[tuple[int, float]]] | None = None
     refused: str | None = None
 
     def up_to(self, stops: StopStrings | None) -> "Sampled":

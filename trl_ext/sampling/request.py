@@ -44,6 +44,7 @@ class TokenRequest:
         key: the key of the random numbers. None: the engine takes numbers of its own.
         read: how many ids at the beginning of the prompt the conversation had before, which a KV cache may hold.
         label: the request's name in errors.
+        top: how many of the likeliest tokens are told at each place of a completion that is not greedy.
     """
 
     policy: str
@@ -52,3 +53,4 @@ class TokenRequest:
     key: tuple | None = None
     read: int = 0
     label: str = "completion"
+    top: int = 0

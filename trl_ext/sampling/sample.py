@@ -51,7 +51,7 @@ def sample(
     Args:
         model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``, which
             :func:`trl_ext.models.lora_sampling.mixes` must allow.
-        requests: what is asked. If one has no key, the random numbers of all come from torch's random state.
+        requests: what is asked. The random numbers of those without a key come from torch's random state.
         tokenizers: the tokenizer of each policy, which finds stop strings and reads grammars.
         batch_size: the most rows of a batch.
         batch_tokens: the most tokens of a batch, padding included. A longer row is alone in its batch.
@@ -61,10 +61,8 @@ def sample(
     Raises:
         GrammarError: a grammar cannot be compiled, or not with the policy's tokenizer.
     """
-    keys = [request.key for request in requests if request.key is not None]
-    if len(keys) < len(requests):
-        seed = int(torch.randint(2**62, (1,)))
-        keys = [(seed, row) for row in range(len(requests))]
+    seed = int(torch.randint(2**62, (1,))) if any(request.key is None for request in requests) else 0
+    keys = [(seed, row) if request.key is None else request.key for row, request in enumerate(requests)]
     base = base_of(model)
     reading = reading_of(base)
     plain = plain_states(base) if reading.cached else "no"
@@ -88,9 +86,10 @@ def sample(
                 for equal in [part] if reading.padding else _equally_long(part):
                     for batch in _batches(equal, batch_size, batch_tokens):
                         Batch(model, batch, states, choose, plain).run()
+    drawn = [row.logprobs if row.request.draw.temperature > 0 else None for row in rows]
     return [
-        Sampled(row.ids, row.logprobs if row.request.draw.temperature > 0 else None, refused=row.refused)
-        for row in rows
+        Sampled(row.ids, logprobs, top=row.top or None, refused=row.refused)
+        for row, logprobs in zip(rows, drawn, strict=True)
     ]
 
 

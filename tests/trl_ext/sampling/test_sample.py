@@ -1,6 +1,7 @@
 """Sampling: a row's completion depends only on its own prompt and its own random numbers."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +15,11 @@ from transformers.integrations import sdpa_attention
 
 from trl_ext.models.forward import reading_of
 from trl_ext.models.lora_sampling import merged, merges
-from trl_ext.sampling.batch import inverse_cdf
+from trl_ext.sampling.batch import Row, inverse_cdf
 from trl_ext.sampling.kv_cache import KVCache, RoomyLayer, plain_states
-from trl_ext.sampling.request import Draw
+from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.sampling.sample import generate
+from trl_ext.sampling.sample import sample as sample_requests
 
 PROMPTS = [[5], [6, 7, 8, 9], [10, 11], [6, 7, 8, 9], [12, 13, 14, 15, 16, 17, 18], [10, 11]]
 STOP = frozenset({2, 9, 11})
@@ -79,6 +81,32 @@ def test_samples_follow_the_models_distribution_and_carry_its_log_probabilities(
     assert bool(((counts - expected).abs() < 4.5 * (expected * (1 - expected) / 20000).sqrt() + 1e-9).all())
     for one in found[:50]:
         assert one.logprobs == pytest.approx([float(expected[one.ids[0]].log())], abs=1e-5)
+
+
+def test_the_likeliest_tokens_of_those_that_are_asked_for_are_told_at_each_place(tiny):
+    model = lively(build(tiny, "llama")[0])
+    tops, draws = [3, 0, 99, 3], [Draw(4, 0.7, 0.9, 5), Draw(4, 1.0), Draw(4, 1.0), Draw(2, 0.0)]
+    asked = [TokenRequest("", PROMPTS[n], draws[n], (n,), top=top) for n, top in enumerate(tops)]
+    found = sample_requests(model, asked)
+    for request, one in zip(asked, found, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([request.prompt_ids + one.ids])).logits[0, len(request.prompt_ids) - 1 : -1]
+        whole = torch.log_softmax(logits.float() / (request.draw.temperature or 1), -1)
+        count = min(request.top, whole.shape[1])
+        if not count or one.logprobs is None:
+            assert one.top is None, "nobody has asked, or no other one can come"
+            continue
+        assert [[token for token, _ in line] for line in one.top] == whole.topk(count).indices.tolist()
+        told = torch.tensor([[logprob for _, logprob in line] for line in one.top])
+        torch.testing.assert_close(told, whole.topk(count).values, atol=1e-5, rtol=0)
+    bare = sample_requests(model, [replace(request, top=0) for request in asked])
+    assert [(one.ids, one.logprobs) for one in bare] == [(one.ids, one.logprobs) for one in found]
+
+
+def test_tokens_that_cannot_come_are_no_alternatives():
+    row = Row(TokenRequest("", [5], Draw(1, 0.5), top=3), None)
+    row.note_top(torch.tensor([1.0, -torch.inf]))
+    assert row.top == [[(0, 0.0)]]
 
 
 def test_top_p_leaves_out_the_tail(tiny):

@@ -73,13 +73,13 @@ def test_a_greedy_draw_is_cut_by_nothing():
     assert Draw(5, 0.0, 0.9, 20).decoding == Decoding(0.0)
 
 
-def test_without_one_of_the_keys_all_random_numbers_are_of_torchs_state(tiny):
+def test_rows_without_a_key_draw_from_torchs_state_and_others_by_their_keys(tiny):
     model, _ = build_any(tiny, "llama")
     found = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         found.append(sample(model, [[3, 4], [5, 6]], Draw(20), [("a",), None]))
-    assert found[0] == found[1] and found[0][0].ids != found[2][0].ids
+    assert found[0] == found[1] and found[0][0] == found[2][0] and found[0][1].ids != found[2][1].ids
 
 
 def test_a_longer_limit_draws_the_same_first_tokens(tiny):
