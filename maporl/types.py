@@ -227,6 +227,9 @@ class Ask:
         tool_choice: ``auto``, ``required`` for one call of any of ``schemas``, or the name of one of them for a call of
             it.
         strict: the names of those whose arguments keep to their schemas.
+        alternatives: how many of the likeliest tokens at each place these show.
+        seed: numbers that decide, in this dialogue, about the random numbers of the utterance. Without them its place
+            in the dialogue does.
 
     Raises:
         ValueError: ``parents`` or ``taught`` is not a tuple, or ``after`` is given without ``fresh``.
@@ -253,6 +256,8 @@ class Ask:
     structured_output: StructuredOutput | None = None
     tool_choice: str = "auto"
     strict: tuple[str, ...] = ()
+    alternatives: int = 0
+    seed: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.structured_output is not None:
@@ -367,9 +372,10 @@ class Utterance:
         submitted: what a program gave as the answer of the dialogue, which graders read in place of ``text``.
         schemas: the tools that a protocol has brought to the conversation that begins with it.
         grammar: what its tokens were held to, or None.
-        tokens: the text of each sampled token but a stop token at the end, and its log-probability, if they were asked
-            for (:attr:`Ask.tokens`). The log-probability is that of the distribution from which it was drawn, so it is
-            0 for a greedy answer. The record leaves them out.
+        tokens: each sampled token but a stop token at the end, if they were asked for (:attr:`Ask.tokens`): its text,
+            its log-probability, and the likeliest tokens in its place with theirs (:attr:`Ask.alternatives`). The
+            distribution is the one from which it was drawn, so a greedy token has 0 and no other alternative. The
+            record leaves them out.
     """
 
     id: int
@@ -406,7 +412,7 @@ class Utterance:
     submitted: str | None = None
     schemas: tuple[dict[str, Any], ...] = ()
     grammar: Grammar | None = None
-    tokens: list[tuple[str, float]] = field(default_factory=list, repr=False, compare=False)
+    tokens: list[tuple[str, float, list[tuple[str, float]]]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def is_thought(self) -> bool:

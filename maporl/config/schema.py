@@ -108,9 +108,9 @@ class ApiSection:
         "Name of the field with the most tokens, because some models refuse max_tokens. auto: found out at the "
         "first refusal (status 400 or 422), told, and kept to.",
     )
-    leave_out: list[Literal["temperature", "top_p", "stop"]] = option(
+    leave_out: list[Literal["temperature", "top_p", "stop", "seed"]] = option(
         [],
-        "What the model refuses: temperature, top_p or stop. If they are not named, they are found out as above. "
+        "What the model refuses: temperature, top_p, stop or seed. If they are not named, they are found out as above. "
         "Stop strings that are not sent end an answer all the same: it is cut there.",
     )
 

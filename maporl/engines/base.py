@@ -93,6 +93,8 @@ class Reply:
             ``too_long``.
         grammar: what its tokens were held to, or None.
         tokens: the tokens' texts and log-probabilities, if the ask wants them (:attr:`maporl.types.Ask.tokens`).
+        usage: the numbers of tokens of the prompt and of the answer, where only the engine knows them. The utterance
+            has them in its tag ``usage``.
     """
 
     text: str
@@ -105,7 +107,8 @@ class Reply:
     refused: str | None = None
     too_long: bool = False
     grammar: Grammar | None = None
-    tokens: list[tuple[str, float]] = field(default_factory=list)
+    tokens: list[tuple[str, float, list[tuple[str, float]]]] = field(default_factory=list)
+    usage: list[int] | None = None
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from tenacity import RetryCallState
 from maporl.config.schema import ApiSection
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.build import EngineSetup
+from maporl.environments.calls import before_calls
 from maporl.errors import ConfigError, UserError
 from maporl.http_client import HttpClient, HttpFailure, persistent
 from maporl.storage.disk_cache import DiskCache, cache_folder
@@ -47,6 +48,7 @@ _FIELDS = {
     "temperature": r"\btemperature\b",
     "top_p": r"\btop_p\b",
     "stop": r"['\"`]stop['\"`]",
+    "seed": r"\bseed\b",
 }
 """The fields that some models refuse, and how messages name them."""
 _VALUE = re.compile(
@@ -138,6 +140,7 @@ class OpenAIEngine(Engine):
             **({"top_p": drawn.top_p} if drawn.top_p < 1 else {}),
             **({"stop": stop} if stop else {}),
             **({"response_format": form.response_format} if (form := request.structured_output) else {}),
+            **({"seed": request.ask.seed[0]} if request.ask.seed else {}),
         }
 
     def _ask(self, request: Request, query: dict[str, Any], key: str) -> dict[str, Any]:
@@ -226,8 +229,10 @@ class OpenAIEngine(Engine):
         assert stop is not None  # no other answer is read or kept
         if no_text == "refusal":
             stop = Stop.FILTERED
-        text, called = up_to_call(well_formed(record["text"]), request.call_ends)
-        return Reply(text.strip(), Stop.STOP if called else stop, no_text=no_text)
+        several = bool(request.ask.schemas) and not request.ask.single
+        text, called = up_to_call(well_formed(record["text"]), request.call_ends, several)
+        usage = [record[what] for what in _COUNTED]
+        return Reply(text.strip(), Stop.STOP if called else stop, no_text=no_text, usage=usage if any(usage) else None)
 
 
 def _body(query: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
@@ -245,13 +250,21 @@ def up_to(text: str, stop_strings: Sequence[str]) -> str:
     return text[: min((place for string in stop_strings if (place := text.find(string)) >= 0), default=len(text))]
 
 
-def up_to_call(text: str, call_ends: Sequence[str]) -> tuple[str, bool]:
+def up_to_call(text: str, call_ends: Sequence[str], several: bool = False) -> tuple[str, bool]:
     """Return ``text`` up to the end of its first call, and whether it has one.
 
-    A model that does not stop there goes on with results that it has made up.
+    A model that does not stop there goes on with results that it has made up. ``several``: calls right after the first
+    belong to it.
+
+    >>> up_to_call("I add <a>1</a> <a>2</a> It is 3 <a>4</a>", ["</a>"], several=True)
+    ('I add <a>1</a> <a>2</a>', True)
     """
-    ends = [place + len(end) for end in call_ends if (place := text.find(end)) >= 0]
-    return (text[: min(ends)], True) if ends else (text, False)
+    place = 0
+    while ends := [start + len(end) for end in call_ends if (start := text.find(end, place)) >= 0]:
+        if place and (not several or before_calls(text[place : min(ends)])):
+            break
+        place = min(ends)
+    return (text[:place], True) if place else (text, False)
 
 
 def client_of(name: str, section: ApiSection) -> HttpClient:

@@ -8,7 +8,7 @@ from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.team.agents import Policy, Voice
 from maporl.types import Stop
 from trl_ext.chat.encoding import ChatError, PromptTooLong, token_pieces
-from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.chat.thoughts import end_of_begun_thought
 from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.engine import Ready, TokenEngine, wait_for
@@ -98,9 +98,11 @@ def token_request(request: Request, voice: Voice, decoding: Decoding, max_new_to
         raise ChatError(f"{request.label}: its prompt has no tokens; let the protocol or the program say something")
     draw = voice.draw(request.sampling, decoding, max_new_tokens)
     if request.call_ends:
-        draw = replace(draw, stop=tuple(dict.fromkeys([*draw.stop, *request.call_ends])))
+        words = voice.tokenizer.get_added_vocab()  # a mark that is a special token shows in no text
+        ids = draw.stop_ids.union(words[end] for end in request.call_ends if end in words)
+        draw = replace(draw, stop=tuple(dict.fromkeys([*draw.stop, *request.call_ends])), stop_ids=ids)
     voice.check_length(len(prompt), draw.max_tokens, request.label)
-    return TokenRequest(voice.name, prompt, draw, request.rng_key, earlier, request.label)
+    return TokenRequest(voice.name, prompt, draw, request.rng_key, earlier, request.label, request.ask.alternatives)
 
 
 def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampled) -> Reply:
@@ -112,20 +114,25 @@ def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampl
         if not request.ask.refusable:
             raise GrammarError(f"{request.label}: {why}")
         return Reply("", refused=why)
-    if request.ask.tokens and completion.logprobs is None and asked.draw.temperature > 0:
-        return Reply("", refused=f"logprobs: the sampler of {voice.name!r} does not know them for a model of this kind")
+    lacks = "logprobs" if completion.logprobs is None else "top_logprobs" if asked.top and not completion.top else ""
+    if request.ask.tokens and lacks and asked.draw.temperature > 0:
+        why = "this agent's sampler does not know them for a model of this kind"
+        return Reply("", refused=f"{lacks}: {why}; leave it out, or add it to protocol.ignore")
     end = end_of_begun_thought(voice.tokenizer.decode(asked.prompt_ids[-16:]))
     # after a stop string the message is still open, and the transcript adds the template's closing
     request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in voice.stop_ids)
     text = voice.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
-    stop = Stop.EOS if completion.ids[-1] in voice.stop_ids else Stop.LENGTH
-    if stop is Stop.LENGTH and stops is not None and stops.end(completion.ids):
-        stop = Stop.STOP
+    stop = Stop.STOP if ended(completion.ids, asked.draw.stop_ids, stops) else Stop.LENGTH
+    stop = Stop.EOS if completion.ids[-1] in voice.stop_ids else stop
     no_text = "thinking" if end and end not in text else None  # it was cut off before it said anything
     reply = Reply(text, stop, asked.prompt_ids, completion.ids, completion.logprobs, completion.version, no_text)
     reply.grammar = asked.draw.grammar
     if request.ask.tokens:
+        pieces = partial(token_pieces, voice.tokenizer)
         said = completion.ids[:-1] if stop is Stop.EOS else completion.ids
         logprobs = completion.logprobs or [0.0] * len(completion.ids)  # a greedy token is drawn for sure
-        reply.tokens = list(zip(token_pieces(voice.tokenizer, said), logprobs, strict=False))
+        tops = completion.top or [[(token, 0.0)][: request.ask.alternatives] for token in said]
+        # the few tokens before an alternative say how it is joined to them
+        others = [[(pieces([*said[:n][-4:], one])[-1], logprob) for one, logprob in top] for n, top in enumerate(tops)]
+        reply.tokens = list(zip(pieces(said), logprobs, others, strict=False))
     return reply

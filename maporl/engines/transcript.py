@@ -8,7 +8,7 @@ from maporl.environments.calls import CallFormat
 from maporl.environments.turns import AgentTools
 from maporl.types import Dialogue, Message, Utterance, has_calls
 from trl_ext.chat.control_tokens import encode_words
-from trl_ext.chat.encoding import Tokenizer, encode_continuation, encode_prompt, turn_end
+from trl_ext.chat.encoding import Tokenizer, encode_continuation, encode_prompt, turn_end, with_names
 
 if TYPE_CHECKING:  # it imports torch
     from maporl.team.agents import Policy
@@ -44,6 +44,7 @@ class Transcript:
         Raises:
             ChatError: the chat template does not show earlier assistant messages.
         """
+        messages = with_names(tokenizer, messages)
         if self.ids:
             new = encode_continuation(tokenizer, messages, self.ids[-1] if self.ended else None, stop_ids)
         else:

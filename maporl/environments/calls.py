@@ -138,6 +138,11 @@ class NativeFormat(CallFormat):
         self.reader = reader
         self.most = None if reader.several else 1
 
+    def single(self) -> "CallFormat | None":
+        one = NativeFormat(list(self.tools.values()), self.texts, self.reader)
+        one.stop_strings = self.reader.ends
+        return one if self.reader.ends or not self.reader.several else None
+
     def schemas(self) -> list[dict[str, Any]] | None:
         return [tool.schema() for tool in self.tools.values()]
 
@@ -213,7 +218,7 @@ class PlainFormat(CallFormat):
                 form = self.texts.failed if message.get("error") else self.texts.returned
                 lines.append(form.format(name=message["name"] or "call", text=message["content"]))
                 continue
-            if lines and message["role"] == "user":
+            if lines and message["role"] == "user" and "name" not in message:
                 message = {**message, "content": "\n".join([*lines, message["content"]])}
             elif lines:
                 shown.append({"role": "user", "content": "\n".join(lines)})
@@ -224,7 +229,8 @@ class PlainFormat(CallFormat):
     def _with_calls(self, message: Message) -> Message:
         """Return an assistant message with the text of its calls, which somebody else has taken out of it."""
         calls = [self.write(call["name"], call["arguments"]) for call in message["tool_calls"]]
-        return {"role": "assistant", "content": "\n".join(part for part in (message["content"], *calls) if part)}
+        said = {name: value for name, value in message.items() if name != "tool_calls"}
+        return {**said, "content": "\n".join(part for part in (message["content"], *calls) if part)}
 
 
 class JsonFormat(PlainFormat):

@@ -84,8 +84,13 @@ class SpeakerSpec:
             )
         elif ask.single and ask.schemas and self.formats(ask.schemas).single() is None:
             whys.append(
-                "parallel_tool_calls: this agent writes calls as its chat template does, and nothing ends a completion "
-                "after the first of them; set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore"
+                "parallel_tool_calls: this agent's chat template writes calls as one list, and no mark ends the first; "
+                "set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore"
+            )
+        if "choice" in ask.tags and self.engine == "openai":
+            whys.append(
+                "n: this agent is behind an API, which would be asked, and paid, once for each sample; send several "
+                "requests, leave it out, or add it to protocol.ignore"
             )
         elif ask.schemas and self.tells_tokens:
             try:

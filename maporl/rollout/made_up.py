@@ -41,8 +41,8 @@ class Players(Engine):
             request.transcript.add_completion(request.utterance, [], ended=False)
             self.prompts.append((request, len(prompt)))
         said = [Reply(self._words(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
-        for reply in said:
-            reply.tokens = [(character, 0.0) for character in reply.text]
+        for request, reply in zip(requests, said, strict=True):
+            reply.tokens = [(one, 0.0, [(one, 0.0)][: request.ask.alternatives]) for one in reply.text]
         return said
 
     def _words(self, request: Request) -> str:

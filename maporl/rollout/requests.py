@@ -61,31 +61,18 @@ class RequestBuilder:
             transcript.messages += messages
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset
-            key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
+            place = (*(self.rng_key or ()), dialogue.prompt, dialogue.rollout, *(ask.seed or (number,)))
+            key = None if self.rng_key is None and not ask.seed else place
             heard = tuple([dialogue.utterances[parent] for parent in ask.parents])
             policy = spec.policy(turn)
             refusal = spec.refusal_of(ask, turn, self.decoding) if ask.refusable else None
             sampling = spec.sampling_of(ask, turn, self.decoding) if refusal is None else None
             ends = () if form is None else form.stop_strings
             asked = ask.example or dialogue.example
-            requests.append(
-                Request(
-                    ask,
-                    asked,
-                    turn,
-                    number,
-                    transcript,
-                    label,
-                    policy,
-                    key,
-                    heard,
-                    messages,
-                    sampling,
-                    ends,
-                    form,
-                    refusal,
-                )
+            request = Request(
+                ask, asked, turn, number, transcript, label, policy, key, heard, messages, sampling, ends, form, refusal
             )
+            requests.append(request)
         return requests
 
     def _begun(self, episode: Episode, ask: Ask, spec: SpeakerSpec, form: CallFormat | None) -> tuple[Ask, Transcript]:
@@ -130,13 +117,9 @@ class RequestBuilder:
         spec = self.specs[ask.agent]
         request.transcript.add_words(request.utterance, reply.text)
         version = self.engines[spec.engine].version if reply.version is None else reply.version
-        tags = dict(ask.tags)
-        if reply.no_text is not None:
-            tags["no_text"] = reply.no_text
-        if reply.refused is not None:
-            tags["refused"] = reply.refused
-        if reply.too_long:
-            tags["too_long"] = True
+        told = {name: getattr(reply, name) for name in ("no_text", "refused", "usage")}
+        told["too_long"] = reply.too_long or None
+        tags = ask.tags | {name: value for name, value in told.items() if value is not None}
         utterance = Utterance(
             id=request.utterance,
             agent=ask.agent,
@@ -173,7 +156,7 @@ def read_calls(utterance: Utterance, ask: Ask, form: CallFormat | None) -> list[
     if not ask.schemas or form is None or not utterance.stop.whole:
         return []
     written = form.read(utterance.text, utterance.prompt_ids, utterance.response_ids)
-    return [_call(utterance.id, number, one) for number, one in enumerate(written)]
+    return [_call(utterance.id, number, one) for number, one in enumerate(written[: 1 if ask.single else None])]
 
 
 def _call(utterance: int, number: int, written: Written) -> Call:

@@ -33,13 +33,13 @@ LIMITS = Limits()
 
 Reader = Callable[[Any, Sequence[str], Sequence[str]], ChatRequest]
 """Reads the JSON of a request, which may ask certain agents, and of which certain fields are left out."""
-Writer = Callable[[Utterance, ChatRequest, str, int], Any]
-"""Writes an utterance as the reply to a request, with an id and the time."""
+Writer = Callable[..., Any]
+"""Writes an utterance as the reply to a request, with an id and the time, and then the other samples of the reply."""
 Form = Callable[[Refused], dict[str, Any]]
 """Writes an error."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """A request of a program that waits for its answer.
 
@@ -51,11 +51,11 @@ class Call:
 
     request: ChatRequest
     loop: asyncio.AbstractEventLoop
-    done: "asyncio.Future[Utterance]"
+    done: "asyncio.Future[list[Utterance]]"
 
-    def answer(self, utterance: Utterance) -> None:
-        """Send an utterance. What a client has given up is sent to nobody."""
-        self._settle(lambda: self.done.set_result(utterance))
+    def answer(self, samples: list[Utterance]) -> None:
+        """Send the utterances that answer it. What a client has given up is sent to nobody."""
+        self._settle(lambda: self.done.set_result(samples))
 
     def refuse(self, why: Refused) -> None:
         """Send an error."""
@@ -261,12 +261,12 @@ class Gateway:
                 loop = asyncio.get_running_loop()
                 call = Call(asked, loop, loop.create_future())
                 session.put(call)
-                utterance = await call.done
-                name, created = f"{prefix}{session.name}-{utterance.id}", int(time.time())
+                first, *others = await call.done
+                name, created = f"{prefix}{session.name}-{first.id}", int(time.time())
                 if not asked.stream:
-                    return JSONResponse(whole(utterance, asked, name, created))
+                    return JSONResponse(whole(first, asked, name, created, *others))
                 return StreamingResponse(
-                    _events(pieces(utterance, asked, name, created)), media_type="text/event-stream"
+                    _events(pieces(first, asked, name, created, *others)), media_type="text/event-stream"
                 )
 
             return handle

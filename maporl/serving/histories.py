@@ -21,7 +21,7 @@ class Place:
 
     Args:
         after: the id of the utterance with which its conversation goes on, or None for a new conversation.
-        new: the messages that the agent has not seen in this conversation.
+        new: the messages that the agent has not seen in this conversation. Its own words have no name of a speaker.
         history: ``continued`` or ``changed: WHY`` if the request holds something that the agent seems to have said, and
             otherwise None.
     """
@@ -52,9 +52,13 @@ class Histories:
             history: str | None = f"changed: {self._change(request, digests)}"
         else:
             history = None if end is None else "continued"
-        if end is None:
-            return Place(None, request.messages, history)
-        return Place(self._ends[chain[end]], request.messages[end + 1 :], history)
+        new = tuple(
+            {name: value for name, value in message.items() if name != "name"}
+            if message["role"] == "assistant" and request.agent in self._speakers.get(digest, ())
+            else message
+            for message, digest in zip(request.messages, digests, strict=True)
+        )
+        return Place(None, new, history) if end is None else Place(self._ends[chain[end]], new[end + 1 :], history)
 
     def _seems_own(self, agent: str, digest: str, end: int | None) -> bool:
         """Return whether ``agent`` seems to have said a message, which is not where it has said anything.
@@ -107,9 +111,12 @@ def _tools(request: ChatRequest) -> str:
 
 
 def _digests(messages: Sequence[Message]) -> list[str]:
-    """Return what tells messages apart. The space around a reply does not, because many clients leave it out."""
+    """Return what tells messages apart. The space around a reply does not, because many clients leave it out, and
+    neither does who is named as its speaker, because some add that."""
     return [
-        _digest({**message, "content": message["content"].strip()} if message["role"] == "assistant" else message)
+        _digest({**message, "content": message["content"].strip(), "name": None})
+        if message["role"] == "assistant"
+        else _digest(message)
         for message in messages
     ]
 

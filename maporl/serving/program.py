@@ -240,7 +240,7 @@ class Program(Protocol):
         kept = {"answer": ending.answer, "failure": ending.failure, "refused": session.refused}
         kept |= {"nobody": None if talk.sent else self._why_nobody(ending, session)}
         outcome = {name: value for name, value in kept.items() if value or name == "answer"} | {"calls": talk.called}
-        outcome |= {"requests": len(talk.sent) + session.denied, "answered": len(talk.sent)}
+        outcome |= {"requests": talk.answered + session.denied, "answered": talk.answered}
         if ending.failure is not None:
             what = f"protocol program: it failed (protocol.on_failure: {self.on_failure})"
             if self.on_failure == "stop":
@@ -272,7 +272,7 @@ class _Talk:
         """By their ids. Of a turn in which an agent called tools of the run it has the last one."""
         self.sent: dict[int, Message] = {}
         """What the program was sent of each utterance."""
-        self.called = 0
+        self.called = self.answered = 0
         self.patience: float | None = None
         """When a program that is played again must have asked what it asked before."""
         self.reports: list[Report] = []
@@ -285,12 +285,13 @@ class _Talk:
         others are put back.
         """
         asked: list[tuple[Call, Ask]] = []
-        for call in sorted(calls, key=lambda call: repr((call.request.agent, call.request.messages))):
+        for call in sorted(calls, key=lambda call: repr(call.request)):
             try:
-                if self.called + len(asked) >= self.most:
-                    what = f"this dialogue has had its {self.most} calls (protocol.calls)"
+                if self.called + len(asked) + call.request.n > self.most:
+                    had = f"this dialogue has had {self.called + len(asked)} of {self.most} calls (protocol.calls)"
+                    what = f"{had}, and {call.request.n} more are asked for; each sample is one"
                     raise Refused(what, status=429, code="too_many_calls")
-                asked.append((call, self._ask(call)))
+                asked += [(call, ask) for ask in self._asks(call)]
             except Refused as error:
                 call.refuse(error)
         if again:
@@ -298,7 +299,7 @@ class _Talk:
         self.called += len(asked)
         for call, _ in asked:
             self._see_results(self.histories.place(call.request))
-        if len(again or calls) == 1:
+        if len({call for call, _ in asked}) < 2:
             return asked
         return [(call, replace(ask, tags={**ask.tags, "together": True})) for call, ask in asked]
 
@@ -317,33 +318,40 @@ class _Talk:
         now = time.monotonic()
         if len(found) == len(again):
             self.patience = None
-            self.session.put_back([call for call, _ in left], 0)
+            self.session.put_back(list(dict.fromkeys(call for call, _ in left)), 0)
             return found
         if not asked or (self.patience is not None and now >= self.patience):
             return asked
-        self.session.put_back([call for call, _ in asked], AGAIN_SECONDS if self.patience is None else None)
+        back = list(dict.fromkeys(call for call, _ in asked))
+        self.session.put_back(back, AGAIN_SECONDS if self.patience is None else None)
         self.patience = self.patience or now + AGAIN_SECONDS
         return []
 
-    def _ask(self, call: Call) -> Ask:
+    def _asks(self, call: Call) -> list[Ask]:
+        """Return what is asked for a request: its samples, of which each is an utterance."""
         request = call.request
-        place = self.histories.place(request)
+        place, parents = self.histories.place(request), self._parents(call)
         tags: dict[str, Any] = {"program": True} | ({"history": place.history} if place.history else {})
-        return Ask(
-            request.agent,
-            [dict(message) for message in place.new],
-            request.role,
-            self._parents(call),
-            answers=False,
-            fresh=True,
-            tags=tags,
-            sampling=request.sampling,
-            after=place.after,
-            schemas=request.schemas,
-            refusable=True,
-            single=not request.parallel,
-            tokens=request.logprobs,
-        )
+        return [
+            Ask(
+                request.agent,
+                [dict(message) for message in place.new],
+                request.role,
+                parents,
+                answers=False,
+                fresh=True,
+                tags=tags | ({"choice": f"{number} of {request.n}"} if request.n > 1 else {}),
+                sampling=request.sampling,
+                after=place.after,
+                schemas=request.schemas,
+                refusable=True,
+                single=not request.parallel,
+                tokens=request.logprobs,
+                alternatives=request.top,
+                seed=() if request.seed is None else (request.seed, number),
+            )
+            for number in range(1, request.n + 1)
+        ]
 
     def _see_results(self, place: Place) -> None:
         """Record what the program answers to the calls of the utterance with which a conversation goes on."""
@@ -386,6 +394,7 @@ class _Talk:
 
     def take(self, asked: Sequence[tuple[Call, Ask]], utterances: Sequence[Utterance]) -> None:
         """Send each program's request what was said to it."""
+        answers: dict[Call, list[Utterance]] = {}
         for (call, _), utterance in zip(asked, utterances, strict=True):
             self.utterances[utterance.id] = utterance
             # a copy in a fork lacks what only the end of the other dialogue has made of it
@@ -399,7 +408,10 @@ class _Talk:
                 continue
             self.sent[utterance.id] = said(utterance, call.request)
             self.histories.add(call.request, self.sent[utterance.id], utterance.id)
-            call.answer(utterance)
+            answers.setdefault(call, []).append(utterance)
+        for call, samples in answers.items():
+            call.answer(samples)
+        self.answered += len(answers)
 
     def submit(self, answer: str) -> None:
         """Let the last one who said ``answer``, or else the last one who spoke, answer with it.
@@ -439,7 +451,7 @@ class _Talk:
 
 def _place_of(ask: Ask) -> tuple[Any, ...]:
     """Return what tells the asks of a program apart."""
-    return ask.agent, ask.after, list(ask.messages), ask.schemas
+    return ask.agent, ask.after, list(ask.messages), ask.schemas, ask.seed, ask.tags.get("choice")
 
 
 def holds(text: str, part: str) -> bool:

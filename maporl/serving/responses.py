@@ -9,32 +9,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from maporl.errors import one_line
+from maporl.serving.wire import NEUTRAL as CHAT_NEUTRAL
 from maporl.serving.wire import (
     ROLES,
+    WITHOUT_EFFECT,
     ChatRequest,
     Refused,
     check_fields,
     content_text,
     read_chat,
     reply_message,
+    token_logprobs,
     token_usage,
+    without_nothing,
 )
 from maporl.types import Stop, Utterance
 
-SAME = (
-    "metadata", "model", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store", "stream", "stream_options", "temperature", "top_k", "top_logprobs", "top_p", "user",
-)  # fmt: skip
+SAME = frozenset(
+    {"model", "parallel_tool_calls", "seed", "stream", "temperature", "top_k", "top_logprobs", "top_p"}
+    | WITHOUT_EFFECT
+    | (CHAT_NEUTRAL.keys() - {"response_format"})
+)
 """Fields that chat completions have too."""
-READ = frozenset({"input", "instructions", "max_output_tokens", "tool_choice", "tools"})
+READ = frozenset({"include", "input", "instructions", "max_output_tokens", "max_tool_calls", "tool_choice", "tools"})
+"""``max_tool_calls`` counts calls of a provider's own tools, which do not exist here."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
-    "include": ([], ["reasoning.encrypted_content"]),
-    "reasoning": ({},),
-    "text": ({}, {"format": {"type": "text"}}),
+    "context_management": ([],),
+    "n": (1,),
+    "reasoning": ({}, {"effort": "none"}),
+    "text": tuple(
+        form | length for form in ({}, {"format": {"type": "text"}}) for length in ({}, {"verbosity": "medium"})
+    ),
     "truncation": ("disabled",),
 }
 """Fields of which only the values that change nothing can be had. Of mappings, what is null does not count."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+"""What ``include`` may name."""
 WHOLE = ", and nothing is stored: send the whole conversation as input"
 INSTEAD = {"conversation": WHOLE, "previous_response_id": WHOLE}
 
@@ -51,12 +63,18 @@ def read_response(body: Any, agents: Sequence[str], ignored: Sequence[str] = ())
     fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
     faults = []
     for name, value in fields.items():
-        if name in NEUTRAL:
-            if _set(value) not in NEUTRAL[name]:
+        if name == "include":
+            if not isinstance(value, list) or any(one not in INCLUDED for one in value):
+                faults.append(
+                    (name, f"only {json.dumps(INCLUDED)} are supported, {one_line(json.dumps(value), 80)} is not")
+                )
+        elif name in NEUTRAL:
+            if without_nothing(value) not in NEUTRAL[name]:
                 faults.append((name, f"{one_line(json.dumps(value), 80)} is not supported"))
         elif name not in SAME and name not in READ:
             faults.append((name, f"this field is not supported{INSTEAD.get(name, '')}"))
-    chat = {name: fields[name] for name in (*SAME, "tool_choice") if name in fields}
+    chat = {name: fields[name] for name in fields if name in SAME or name == "tool_choice"}
+    chat["logprobs"] = bool(chat.get("top_logprobs")) or LOGPROBS in json.dumps(fields.get("include"))
     check_fields(chat, agents, faults)
     if "max_output_tokens" in fields:
         chat["max_completion_tokens"] = fields["max_output_tokens"]
@@ -64,11 +82,6 @@ def read_response(body: Any, agents: Sequence[str], ignored: Sequence[str] = ())
     if "tools" in fields:
         chat["tools"] = _tools(fields["tools"])
     return read_chat(chat, agents)
-
-
-def _set(value: Any) -> Any:
-    """Return ``value`` without what is null."""
-    return {key: one for key, one in value.items() if one is not None} if isinstance(value, Mapping) else value
 
 
 def _tools(tools: Any) -> Any:
@@ -161,7 +174,8 @@ def _output(utterance: Utterance, request: ChatRequest, name: str, status: str) 
     message = reply_message(utterance, request)
     items: list[dict[str, Any]] = []
     if message["content"] is not None:
-        part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
+        logprobs = token_logprobs(utterance)
+        part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": logprobs}
         items.append({"id": f"msg_{name}", "type": "message", "role": "assistant", "status": status, "content": [part]})
     for call in message.get("tool_calls", ()):
         item = {"id": f"fc_{call['id']}", "type": "function_call", "call_id": call["id"], "status": status}
@@ -190,9 +204,9 @@ def events(utterance: Utterance, request: ChatRequest, name: str, created: int) 
         if text:
             (part,) = item["content"]
             at["content_index"] = 0
-            yield event("content_part.added", **at, part={**part, "text": ""})
-            yield event("output_text.delta", **at, delta=part["text"], logprobs=[])
-            yield event("output_text.done", **at, text=part["text"], logprobs=[])
+            yield event("content_part.added", **at, part={**part, "text": "", "logprobs": []})
+            yield event("output_text.delta", **at, delta=part["text"], logprobs=part["logprobs"])
+            yield event("output_text.done", **at, text=part["text"], logprobs=part["logprobs"])
             yield event("content_part.done", **at, part=part)
         else:
             yield event("function_call_arguments.delta", **at, delta=item["arguments"])

@@ -22,16 +22,34 @@ ROLES = {"developer": "system", "system": "system", "user": "user", "assistant":
 """The roles of messages, and what they are called here."""
 WITHOUT_EFFECT = frozenset(
     {
-        "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "service_tier", "store",
-        "stream_options", "user",
+        "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
+        "service_tier", "store", "stream_options", "user",
     }
 )  # fmt: skip
-"""Fields that change nothing that a reply says. Random numbers come from the run's seed, whatever ``seed`` is."""
-NEUTRAL: dict[str, Any] = {
-    "n": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "top_logprobs": 0,
-    "response_format": {"type": "text"}, "modalities": ["text"], "min_p": 0, "repetition_penalty": 1, "best_of": 1,
+"""Fields that change nothing that a reply says."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "min_p": (0,), "repetition_penalty": (1,),
+    "length_penalty": (1,), "best_of": (1,), "use_beam_search": (False,), "min_tokens": (0,), "ignore_eos": (False,),
+    "echo": (False,), "skip_special_tokens": (True,), "stop_token_ids": ([],), "bad_words": ([],),
+    "chat_template_kwargs": ({},), "add_generation_prompt": (True,), "add_special_tokens": (False,),
+    "continue_final_message": (False,), "include_stop_str_in_output": (False,),
+    "spaces_between_special_tokens": (True,), "modalities": (["text"],), "reasoning_effort": ("none",),
+    "verbosity": ("medium",), "functions": ([],), "function_call": ("auto", "none"), "web_search_options": ({},),
 }  # fmt: skip
-"""Fields of which only the value that changes nothing can be had, those of vLLM among them."""
+"""Fields of which only the values that change nothing can be had, those of vLLM among them. In a mapping, what is null,
+0 or false changes nothing."""
+DRAWN = frozenset(
+    {
+        "presence_penalty", "frequency_penalty", "logit_bias", "min_p", "repetition_penalty", "length_penalty",
+        "best_of", "use_beam_search", "min_tokens", "ignore_eos", "bad_words",
+    }
+)  # fmt: skip
+"""Those of them that change what tokens are drawn from."""
+MOST_SAMPLES, MOST_ALTERNATIVES = 128, 20
+"""The most that OpenAI allows of ``n`` and ``top_logprobs``."""
+WHOLE = {"n": (1, MOST_SAMPLES), "top_logprobs": (0, MOST_ALTERNATIVES), "seed": (-(2**63), 2**64 - 1)}
+"""Fields that are whole numbers, and their least and largest values."""
 SAMPLED = ("temperature", "top_p", "top_k", "stop")
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Two names of one limit. The later one counts."""
@@ -73,6 +91,9 @@ class ChatRequest:
         parents: the ids of the replies whose text the messages hold. None: they are looked for.
         logprobs: whether the reply shows the log-probabilities of its tokens.
         parallel: whether it may have several calls.
+        n: how many samples the reply has.
+        seed: decides about its random numbers. None: the run and the request's place do.
+        top: how many of the likeliest tokens are told for each token.
     """
 
     agent: str
@@ -85,6 +106,9 @@ class ChatRequest:
     parents: tuple[str, ...] | None = None
     logprobs: bool = False
     parallel: bool = True
+    n: int = 1
+    seed: int | None = None
+    top: int = 0
 
 
 def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> ChatRequest:
@@ -113,6 +137,9 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
         usage,
         logprobs=fields.get("logprobs", False),
         parallel=fields.get("parallel_tool_calls", True),
+        n=fields.get("n", 1),
+        seed=fields.get("seed"),
+        top=fields.get("top_logprobs", 0),
     )
 
 
@@ -135,15 +162,23 @@ def check_fields(fields: Mapping[str, Any], agents: Sequence[str], faults: Itera
 def _faults(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name of each field that cannot be had, and why."""
     for name, value in fields.items():
+        got = f"got {one_line(json.dumps(value), 80)}"
         if name in NEUTRAL:
-            if value != NEUTRAL[name]:
-                yield name, f"only {json.dumps(NEUTRAL[name])} is supported, got {one_line(json.dumps(value), 80)}"
+            if without_nothing(value) not in NEUTRAL[name]:
+                own = "answers are drawn from the agent's own distribution, which is the one that is trained; "
+                yield name, f"{own * (name in DRAWN)}only {json.dumps(NEUTRAL[name][0])} is supported, {got}"
+        elif name in WHOLE:
+            least, most = WHOLE[name]
+            if type(value) is not int or not least <= value <= most:
+                yield name, f"expected a whole number from {least} to {most}, {got}"
+            elif name == "top_logprobs" and value and fields.get("logprobs") is not True:
+                yield name, "logprobs must be true too"
         elif name in ("logprobs", "parallel_tool_calls"):
             if not isinstance(value, bool):
                 yield name, f"expected true or false, got {value!r:.80}"
         elif name == "tool_choice":
             if value not in ("auto", "none"):
-                yield name, f"nobody can make a model call a tool, got {one_line(json.dumps(value), 80)}"
+                yield name, f"nobody can make a model call a tool, {got}"
         elif name in LIMITS or name in SAMPLED:
             try:
                 _sampling({name: value})
@@ -151,6 +186,11 @@ def _faults(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield name, str(error).partition(": ")[2]
         elif name not in READ and name not in WITHOUT_EFFECT:
             yield name, "this field is not supported"
+
+
+def without_nothing(value: Any) -> Any:
+    """Return a mapping without what is null, 0 or false in it. Other values stay as they are."""
+    return {name: one for name, one in value.items() if one} if isinstance(value, Mapping) else value
 
 
 def _sampling(fields: Mapping[str, Any]) -> Sampling | None:
@@ -164,6 +204,8 @@ def _sampling(fields: Mapping[str, Any]) -> Sampling | None:
         values["top_k"] = 0
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
+    if values.get("stop") == []:  # the run's own stop strings stay
+        del values["stop"]
     for name, value in values.items():
         if isinstance(value, list) != (name == "stop") or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"{name}: expected {'texts' if name == 'stop' else 'a number'}, got {value!r:.80}")
@@ -210,8 +252,9 @@ def _messages(messages: Any) -> tuple[Message, ...]:
             if called not in names:
                 raise Refused(f"{where}.tool_call_id: no message before it has the call {called!r:.80}", where)
             one["name"] = names[called]
-        elif isinstance(message.get("name"), str) and one["role"] == "user":
-            one["name"] = message["name"]
+        elif isinstance(name := message.get("name"), str) and name.strip() not in ("", one["role"]):
+            # some clients write the name into the text too, and name who says nothing but a call
+            one |= {} if not one["content"] or one["content"].startswith(name) else {"name": name.strip()}
         read.append(one)
     return tuple(read)
 
@@ -305,52 +348,67 @@ def _finish(utterance: Utterance) -> str:
     return {Stop.LENGTH: "length", Stop.FILTERED: "content_filter"}.get(utterance.stop, "stop")
 
 
-def token_usage(utterance: Utterance) -> dict[str, int]:
-    """Return the numbers of tokens of an utterance."""
-    prompt, new = len(utterance.prompt_ids), len(utterance.response_ids)
+def token_usage(utterance: Utterance, *others: Utterance) -> dict[str, int]:
+    """Return the numbers of tokens of an utterance, with ``others`` on the same prompt."""
+    counts = [u.tags.get("usage") or (len(u.prompt_ids), len(u.response_ids)) for u in (utterance, *others)]
+    prompt, new = counts[0][0], sum(count for _, count in counts)
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-def token_logprobs(utterance: Utterance, request: ChatRequest) -> dict[str, Any] | None:
-    """Return the tokens of an utterance with their log-probabilities as a chat completion has them, if it was asked.
+def token_logprobs(utterance: Utterance) -> list[dict[str, Any]]:
+    """Return the tokens of an utterance with their log-probabilities and alternatives, if it shows them.
 
     They are all tokens that were sampled but the one that ends it, so also those of calls, of a stop string and of the
     space around the text. Bytes of a character that several tokens share are with the last of them.
     """
-    if not request.logprobs:
-        return None
-    content = [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass")), "top_logprobs": []}
-        for text, logprob in utterance.tokens
+
+    def told(text: str, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
+
+    return [
+        told(text, logprob) | {"top_logprobs": [told(*other) for other in others]}
+        for text, logprob, others in utterance.tokens
     ]
-    return {"content": content, "refusal": None}
 
 
-def completion(utterance: Utterance, request: ChatRequest, name: str, created: int) -> dict[str, Any]:
-    """Return an utterance as a chat completion. ``name`` is its id, and ``created`` the time in seconds."""
-    message = reply_message(utterance, request)
-    logprobs = token_logprobs(utterance, request)
-    choice = {"index": 0, "message": message, "finish_reason": _finish(utterance), "logprobs": logprobs}
+def _choice(utterance: Utterance, request: ChatRequest, index: int) -> dict[str, Any]:
+    """Return an utterance as one of the choices of a chat completion."""
+    logprobs = {"content": token_logprobs(utterance), "refusal": None} if request.logprobs else None
+    message, why = reply_message(utterance, request), _finish(utterance)
+    return {"index": index, "message": message, "finish_reason": why, "logprobs": logprobs}
+
+
+def completion(
+    utterance: Utterance, request: ChatRequest, name: str, created: int, *others: Utterance
+) -> dict[str, Any]:
+    """Return an utterance as a chat completion. ``name`` is its id, and ``created`` the time in seconds.
+
+    The ``others`` are further samples, which are its further choices.
+    """
+    choices = [_choice(one, request, index) for index, one in enumerate((utterance, *others))]
     return {
-        "id": name, "object": "chat.completion", "created": created, "model": utterance.agent, "choices": [choice],
-        "usage": token_usage(utterance),
+        "id": name, "object": "chat.completion", "created": created, "model": utterance.agent, "choices": choices,
+        "usage": token_usage(utterance, *others),
     }  # fmt: skip
 
 
-def chunks(utterance: Utterance, request: ChatRequest, name: str, created: int) -> Iterator[dict[str, Any]]:
-    """Yield an utterance as the pieces of a stream."""
-    base = {"id": name, "object": "chat.completion.chunk", "created": created, "model": utterance.agent}
-    message = reply_message(utterance, request)
-    calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", ()))]
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"]}]
-    deltas += [{"tool_calls": [call]} for call in calls]
-    logprobs = token_logprobs(utterance, request)
-    for number, delta in enumerate(deltas):
-        told = {"logprobs": logprobs} if number == 0 and logprobs is not None else {}
-        yield {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **told}]}
-    yield {**base, "choices": [{"index": 0, "delta": {}, "finish_reason": _finish(utterance)}]}
+def chunks(
+    utterance: Utterance, request: ChatRequest, name: str, created: int, *others: Utterance
+) -> Iterator[dict[str, Any]]:
+    """Yield a chat completion as the pieces of a stream, one choice after the other."""
+    whole = completion(utterance, request, name, created, *others)
+    base = {**whole, "object": "chat.completion.chunk"}
+    del base["usage"]
+    for choice in whole["choices"]:
+        message, told = choice["message"], {"logprobs": choice["logprobs"]} if choice["logprobs"] is not None else {}
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"]}]
+        deltas += [{"tool_calls": [{"index": n, **call}]} for n, call in enumerate(message.get("tool_calls", ()))]
+        for delta in deltas:
+            yield {**base, "choices": [{"index": choice["index"], "delta": delta, "finish_reason": None, **told}]}
+            told = {}
+        yield {**base, "choices": [{"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}]}
     if request.usage:
-        yield {**base, "choices": [], "usage": token_usage(utterance)}
+        yield {**base, "choices": [], "usage": whole["usage"]}
 
 
 def with_headers(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:

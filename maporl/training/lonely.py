@@ -64,7 +64,7 @@ class Grouping:
 
     def driver(self, script: Script) -> RolloutDriver:
         """Return a driver in which all agents speak by a script."""
-        players = {"players": Players(script)}
+        players = dict.fromkeys((spec.engine for spec in self.specs.values()), Players(script))
         seed = self.branching.common_seed
         return RolloutDriver(self.task, self.protocol, self.specs, players, self.decoding, None, seed, world=self.world)
 

@@ -97,20 +97,21 @@ class Rehearsal:
         """Return a driver in which ``players`` answer for all: of the run's task and its protocol as it is in the first
         update, or of another ``task`` and the whole protocol, in which agents have ``tools``."""
         common_seed = self.run.config.branching.common_seed
-        protocol, engines = self.protocol if task is not None else self.protocol.at_update(1), {"players": players}
+        protocol = self.protocol if task is not None else self.protocol.at_update(1)
         decoding = self.run.config.ppo.decoding  # a program may ask for it
         task = self.run.task if task is None else task
         played, specs = protocol.in_rehearsal(), self.specs(tools)
+        engines = dict.fromkeys((spec.engine for spec in specs.values()), players)
         return RolloutDriver(task, played, specs, engines, decoding, None, common_seed, world=self.world)
 
     def specs(self, tools: Mapping[str, AgentTools] | None = None) -> dict[str, SpeakerSpec]:
-        """Return what a driver needs to know of the agents, for whom an engine called ``players`` answers."""
+        """Return what a driver needs to know of the agents, as if their own engines answered for them."""
         agents = self.run.config.agents
         learning = frozenset(name for name, agent in agents.items() if agent.weights and agent.trainable)
         sampling = {name: self.run.sampling.of(name, training=True) for name in self.run.speakers}
         return {
             name: SpeakerSpec(
-                "players",
+                agents[name].engine,
                 (name,),
                 learning,
                 agents[name].system,

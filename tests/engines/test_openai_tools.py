@@ -9,6 +9,7 @@ from threading import Thread
 
 import pytest
 import yaml
+from asked_programs import post
 
 from maporl.errors import ConfigError
 from maporl.runs.build import build_player
@@ -57,7 +58,7 @@ def api():
             server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             content, reason = server.says.pop(0)
             choice = {"finish_reason": reason, "message": {"role": "assistant", "content": content}}
-            body = json.dumps({"choices": [choice]}).encode()
+            body = json.dumps({"choices": [choice], "usage": server.usage}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -67,7 +68,7 @@ def api():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    server.asked, server.says = [], []
+    server.asked, server.says, server.usage = [], [], None
     Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.shutdown()
@@ -79,7 +80,7 @@ def play(api, tmp_path, forgotten):
     """``play(says, **agent)`` -> the utterances of a dialogue in which the API says ``says``."""
     (tmp_path / "shelf_of_tools.py").write_text(MODULE)
 
-    def run(says, **agent):
+    def run(says, sections=None, **agent):
         api.says[:] = [one if isinstance(one, tuple) else (one, "stop") for one in says]
         url = f"http://127.0.0.1:{api.server_port}/v1"
         section = {"model": "m", "base_url": url, "cache": False, "retries": 0}
@@ -96,6 +97,7 @@ def play(api, tmp_path, forgotten):
             "reward": {"sources": {"label": 1.0, "counter": 0.5}},
             "ppo": {"response_length": 4},
             "pythonpath": [str(tmp_path)],
+            **(sections or {}),
         }
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
         player = build_player(load(tmp_path / "config.yaml"))
@@ -159,6 +161,36 @@ def test_several_calls_in_one_answer(play, api):
     first, _ = play([f"{DOUBLE}{UP}", "Answer: 8"], limits={"parallel": True})
     assert [call.result.text for call in first.calls] == ["8", "1"] and first.stop is Stop.EOS
     assert api.asked[1]["messages"][-1]["content"] == "double returned: 8\nup returned: 1"
+
+
+TOLD = []
+
+
+def program(question, base_url):
+    """Ann is asked for calls, for one call with a seed, for two samples and for log-probabilities."""
+    tool = {"type": "function", "function": {"name": "double", "parameters": {"type": "object"}}}
+    body = {"model": "ann", "messages": [{"role": "user", "content": "?"}], "tools": [tool]}
+    more = {"seed": 7, "parallel_tool_calls": False}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}
+    TOLD[:] = [post(base_url, "chat/completions", body | fields)[1] for fields in ({}, *more)]
+    return "8"
+
+
+def test_a_program_is_told_all_calls_of_an_answer_its_tokens_and_what_an_api_cannot_do(play, api):
+    api.usage = {"prompt_tokens": 50, "completion_tokens": 9}
+    calls = f"Both. {DOUBLE}\n{DOUBLE} double returned: 9 {UP}"
+    sections = {"protocol": {"name": "program", "run": "test_openai_tools:program"}, "environments": {}, "tools": {}}
+    first, second, *refused = play([calls, calls], sections | {"reward": {"sources": {"label": 1.0}}}, tools=[])
+    assert first.text == f"Both. {DOUBLE}\n{DOUBLE}" and second.text == f"Both. {DOUBLE}"
+    assert [[len(c["message"].get("tool_calls", ())) for c in told.get("choices", ())] for told in TOLD] == [
+        [2],
+        [1],
+        [],
+        [],
+    ]
+    assert TOLD[0]["usage"] == {"prompt_tokens": 50, "completion_tokens": 9, "total_tokens": 59}
+    assert first.tags["usage"] == [50, 9] and [body.get("seed") for body in api.asked] == [None, 7]
+    assert [u.tags["refused"].partition(":")[0] for u in refused] == ["n", "n", "logprobs"]
+    assert TOLD[2]["error"]["message"] == refused[0].tags["refused"]
 
 
 def test_the_format_of_a_chat_template_is_refused(play):

@@ -10,12 +10,14 @@ import json
 import subprocess
 import sys
 import venv
+from types import SimpleNamespace
 
 import pytest
 from folders import ROOT
 from tool_models import SayingEngine, characters, trl_template
 
 from maporl import Arithmetic
+from maporl.engines.text import TextEngine
 from maporl.engines.transcript import conversations
 from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.rollout.driver import RolloutDriver
@@ -24,9 +26,11 @@ from maporl.runs.train import train
 from maporl.serving import gateway
 from maporl.serving.program import Program
 from maporl.team.agents import Voice
-from maporl.types import Example
+from maporl.types import Example, Stop
 from maporl.validation.load import load
 from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.engine import Ready, TokenEngine
+from trl_ext.sampling.options import Sampled
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -271,6 +275,130 @@ def test_a_client_repeats_calls_in_its_own_way_and_the_conversation_goes_on():
     dialogue, _ = play(program, {"ann": ["I add." + call("add", a=1)] + 2 * [call("add", a=1)] + ["2"]})
     assert [u.tags.get("history") for u in dialogue.utterances] == [None, "continued", "continued", "continued"]
     assert dialogue.outcome == {"answer": "2", "calls": 4, "requests": 4, "answered": 4}
+
+
+class Rambling(TokenEngine):
+    """Says the next line of a script up to a stop token, whatever stop string it has before that."""
+
+    def __init__(self, tokenizer, lines):
+        self.tokenizer, self.lines = tokenizer, list(lines)
+
+    def submit(self, requests):
+        sampled = []
+        for request in requests:
+            ids = self.tokenizer.encode(self.lines.pop(0), add_special_tokens=False)
+            end = 1 + next(place for place, token in enumerate(ids) if token in request.draw.stop_ids)
+            sampled.append(Ready(Sampled(ids[:end], [-1.0] * end)))
+        return sampled
+
+
+ONE, OTHER = (f'<tool_call>\n{{"name": "add", "arguments": {{"a": {n}}}}}\n</tool_call>' for n in (1, 2))
+TWO = f"{ONE}\n{OTHER}\nI wait."
+BARE = '{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 2}}'
+
+
+@pytest.mark.parametrize(
+    ("template", "special", "line", "text"),
+    [
+        ("qwen3", False, TWO, ONE),
+        ("qwen3", True, TWO, '\n{"name": "add", "arguments": {"a": 1}}'),
+        ("llama3_1", False, BARE, BARE),
+    ],
+    ids=["a mark ends the call", "the mark is a special token", "the template shows one call"],
+)
+def test_where_the_chat_template_writes_calls_one_ends_the_reply_if_it_may_have_one_only(template, special, line, text):
+    openai = pytest.importorskip("openai")
+    tokenizer = characters(trl_template(template).replace("<|eot_id|>", "<|im_end|>"))
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    voice = Voice("said", tokenizer, None, frozenset([tokenizer.eos_token_id]))
+    lines = [f"{line}<|im_end|>", "It is 3.<|im_end|>", f"{line}<|im_end|>"]
+    engine = TextEngine({"said": SimpleNamespace(voice=voice)}, Rambling(tokenizer, lines), 400)
+    specs = {"ann": SpeakerSpec("said", ("said",), formats=formats_of_schemas("ann", voice, {}))}
+
+    def program(question, base_url, api_key):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        asked = {"model": "ann", "tools": [{"type": "function", "function": TOOL}], "parallel_tool_calls": False}
+        messages = [{"role": "user", "content": question}]
+        first = client.chat.completions.create(messages=messages, **asked).choices[0].message
+        [called] = first.tool_calls
+        messages += [first, {"role": "tool", "tool_call_id": called.id, "content": "3"}]
+        client.chat.completions.create(messages=messages, **asked)
+        both = client.chat.completions.create(messages=messages[:1], **asked | {"parallel_tool_calls": True})
+        return " ".join(call.function.arguments for call in both.choices[0].message.tool_calls)
+
+    driver = RolloutDriver(Plain(largest=9), Program(run=program, seconds=60), specs, {"said": engine}, Decoding(1.0))
+    [dialogue] = driver.play([Example("q", "1+2?", "3")])
+    first, second, _ = dialogue.utterances
+    assert dialogue.outcome["answer"] == '{"a": 1} {"a": 2}', "without the field it may have several"
+    assert (first.text, first.stop) == (text.strip(), Stop.EOS if text == line else Stop.STOP)
+    assert [call.arguments for call in first.calls] == [{"a": 1}] and second.after == first.id
+    check_tokens(dialogue)
+    if template == "qwen3":
+        shown = tokenizer.decode(second.prompt_ids[len(first.prompt_ids) + len(first.response_ids) :])
+        assert shown.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response>")
+
+
+def test_alternatives_that_a_sampler_does_not_know_are_refused_by_name():
+    openai = pytest.importorskip("openai")
+    tokenizer = characters(CHATML)
+    voice = Voice("said", tokenizer, None, frozenset([tokenizer.eos_token_id]))
+    engine = TextEngine({"said": SimpleNamespace(voice=voice)}, Rambling(tokenizer, ["5<|im_end|>"] * 2), 9)
+    spec = SpeakerSpec("said", ("said",), tells_tokens=True)
+
+    def program(question, base_url, api_key):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        asked = {"model": "ann", "messages": [{"role": "user", "content": question}], "logprobs": True}
+        assert client.chat.completions.create(**asked).choices[0].logprobs.content[0].top_logprobs == []
+        with pytest.raises(openai.BadRequestError, match="top_logprobs: this agent's sampler does not know them"):
+            client.chat.completions.create(**asked, top_logprobs=2)
+        return "5"
+
+    driver = RolloutDriver(Plain(), Program(run=program, seconds=60), {"ann": spec}, {"said": engine}, Decoding(1.0))
+    [dialogue] = driver.play([Example("q", "2+3?", "5")])
+    assert dialogue.outcome["answer"] == "5" and len(dialogue.outcome["refused"]) == 1
+
+
+def test_samples_are_choices_of_a_client_in_one_piece_and_in_a_stream():
+    openai = pytest.importorskip("openai")
+
+    def program(question, base_url, api_key):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        asked = {"model": "ann", "messages": [{"role": "user", "content": question}], "n": 2}
+        whole = client.chat.completions.create(**asked)
+        assert [choice.message.content for choice in whole.choices] == ["4", "5"]
+        assert whole.usage.completion_tokens == 4 and whole.usage.total_tokens == whole.usage.prompt_tokens + 4
+        with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+            streamed = stream.get_final_completion()
+        assert [(choice.index, choice.message.content) for choice in streamed.choices] == [(0, "6"), (1, "7")]
+        assert streamed.usage.completion_tokens == 4
+        said = {"role": "assistant", "content": "7"}
+        return client.chat.completions.create(**asked | {"messages": [*asked["messages"], said], "n": 1}).id
+
+    dialogue, _ = play(program, {"ann": ["4", "5", "6", "7", "5"]})
+    assert [(u.text, u.after, u.parents) for u in dialogue.utterances][-1] == ("5", 3, (3,))
+    assert (dialogue.outcome["requests"], dialogue.outcome["answered"], dialogue.outcome["calls"]) == (3, 3, 5)
+
+
+def test_who_speaks_in_a_group_chat_is_shown_to_an_agent():
+    openai = pytest.importorskip("openai")
+
+    def program(question, base_url, api_key):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        messages = [{"role": "user", "content": question, "name": "user"}]
+        messages += [{"role": "user", "content": "I say 6.", "name": "bob"}, {"role": "assistant", "content": "No."}]
+        messages[-1]["name"] = "eve"
+        first = client.chat.completions.create(model="ann", messages=messages).choices[0].message.content
+        messages += [{"role": "assistant", "content": first, "name": "ann"}, {"role": "user", "content": "Sure?"}]
+        return client.chat.completions.create(model="ann", messages=messages).choices[0].message.content
+
+    dialogue, _ = play(program, {"ann": ["4", "5"]}, "2+3?")
+    assert characters(CHATML).decode(dialogue.utterances[1].prompt_ids) == (
+        "<|im_start|>user\n2+3?<|im_end|>\n<|im_start|>user\nbob: I say 6.<|im_end|>\n"
+        "<|im_start|>assistant\neve: No.<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n"
+        "<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [u.tags.get("history") for u in dialogue.utterances] == [None, "continued"]
 
 
 JSON_CALL = '<call>{"name": "add", "arguments": {"a": 1}}</call>'

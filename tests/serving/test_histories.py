@@ -106,6 +106,18 @@ def test_what_both_have_said_is_a_change_where_the_agent_has_not_said_it():
     assert place.after is None and place.history.startswith("changed: message 1")
 
 
+def test_an_agents_own_words_go_on_whoever_is_named_and_only_others_keep_their_names():
+    """Some clients name the speaker of each reply."""
+    histories = known((asked(HELLO), "hi"), (asked(HELLO, agent="bob"), "so"))
+    mine, other = message("assistant", "hi", name="ann"), message("assistant", "so", name="bob")
+    place = histories.place(asked(HELLO, mine, other, message("user", "and?", name="eve")))
+    assert (place.after, place.history) == (0, "continued")
+    assert place.new == (other, message("user", "and?", name="eve"))
+    changed = histories.place(asked(message("user", "hey"), mine, other))
+    assert changed.history.startswith("changed: message 1")
+    assert changed.after is None and changed.new[1:] == (message("assistant", "hi"), other)
+
+
 def test_examples_of_the_program_are_no_change():
     example = (message("user", "1+1"), message("assistant", "2"))
     histories = known((asked(*example, message("user", "1+2")), "3"))

@@ -161,14 +161,77 @@ def test_one_call_at_a_time_is_a_completion_that_ends_after_its_first_call():
     assert dialogue.outcome["answer"] == "[200, 200]" and ends == [(), ("</call>",)]
 
 
-def test_one_call_at_a_time_is_refused_where_nothing_ends_a_completion_after_it():
-    native = replace(
-        driver_of(lambda base_url: "").specs["ann"],
-        formats=lambda schemas: NativeFormat([tool_of(TOOL)], CallTexts(), SimpleNamespace(several=True)),
-    )
+def test_one_call_at_a_time_is_refused_where_a_chat_template_writes_calls_as_a_list():
+    def native(several, *ends):
+        reader = SimpleNamespace(several=several, ends=ends)
+        form = NativeFormat([tool_of(TOOL)], CallTexts(), reader)
+        return replace(driver_of(lambda base_url: "").specs["ann"], formats=lambda schemas: form)
+
     ask = Ask("ann", [user("hi")], schemas=(TOOL,), single=True, refusable=True)
-    assert native.refusal_of(ask, 0, GREEDY).startswith("parallel_tool_calls: this agent writes calls as its chat")
-    assert native.refusal_of(replace(ask, single=False), 0, GREEDY) is None
+    assert native(True).refusal_of(ask, 0, GREEDY).startswith("parallel_tool_calls: this agent's chat template writes")
+    assert native(True).refusal_of(replace(ask, single=False), 0, GREEDY) is None
+    assert native(True, "</t>").refusal_of(ask, 0, GREEDY) is native(False).refusal_of(ask, 0, GREEDY) is None
+    ends = [native(True, "</t>").form_of(replace(ask, single=single)).stop_strings for single in (True, False)]
+    assert ends == [("</t>",), ()]
+
+
+def test_samples_of_one_request_are_utterances_of_their_own_and_what_goes_on_names_one_by_its_text():
+    def program(question, base_url):
+        status, reply = post(base_url, "chat/completions", {"model": "ann", "messages": [user(question)], "n": 3})
+        said = [choice["message"]["content"] for choice in reply["choices"]]
+        assert (status, said) == (200, ["2+2=4", "5", "6"])
+        assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+        messages = [user(question), assistant(said[1]), user("Sure?")]
+        second = ask(base_url, "ann", messages)
+        ask(base_url, "bob", [user("hi")], {"x-maporl-parents": reply["id"]})
+        return said[0] if second == "no" else second
+
+    engine = Script(ann=["2+2=4", "5", "6", "no"])
+    [dialogue] = play(program, engine, learning=("ann",))
+    assert engine.batches == [3, 1, 1], "the samples are drawn together"
+    assert [(u.after, u.parents) for u in dialogue.utterances] == [(None, ())] * 3 + [(1, (1,)), (None, (0,))]
+    assert [u.tags.get("choice") for u in dialogue.utterances] == ["1 of 3", "2 of 3", "3 of 3", None, None]
+    assert [u.tags.get("together") for u in dialogue.utterances] == [None] * 5, "one request is alone"
+    assert dialogue.outcome == {"answer": "2+2=4", "calls": 5, "requests": 3, "answered": 3}
+    assert credits([dialogue]) == [1.0] * 5 and dialogue.utterances[0].answers
+
+
+def test_each_sample_counts_as_a_call_and_one_of_an_api_is_refused():
+    def program(base_url):
+        body = {"model": "ann", "messages": [user("hi")]}
+        told = [post(base_url, "chat/completions", {**body, "n": n})[1] for n in (3, 2, 1)]
+        return "; ".join(one["error"]["message"] if "error" in one else str(len(one["choices"])) for one in told)
+
+    [dialogue] = play(program, calls=4)
+    why = "this dialogue has had 3 of 4 calls (protocol.calls), and 2 more are asked for; each sample is one"
+    assert dialogue.outcome["answer"] == f"3; {why}; 1"
+    api = SpeakerSpec("openai", ("ann",))
+    refusal = api.refusal_of(Ask("ann", [], tags={"choice": "1 of 2"}), 0, GREEDY)
+    assert refusal.startswith("n: this agent is behind an API, which would be asked, and paid, once for each sample")
+    assert api.refusal_of(Ask("ann", []), 0, GREEDY) is None
+
+
+def test_random_numbers_are_of_a_requests_seed_or_else_of_its_place():
+    keys = []
+
+    class Noting(Script):
+        def generate(self, requests, decoding):
+            keys.extend(request.rng_key for request in requests)
+            return super().generate(requests, decoding)
+
+    def program(base_url):
+        for fields in ({}, {"seed": 7}, {"seed": 7, "n": 2}, {"seed": 8}, {"n": 2}, {"seed": 7}):
+            post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], **fields})
+        return "4"
+
+    driver = driver_of(program, Noting())
+    for rng_key, begin in (((1, "train"), (1, "train", 5, 0)), (None, (5, 0))):
+        driver.builder.rng_key, driver.numbers = rng_key, [5]
+        driver.play([EXAMPLE])
+        first = (*begin, 7, 1)
+        place = [None if rng_key is None else (*begin, number) for number in range(8)]
+        assert keys == [place[0], first, first, (*begin, 7, 2), (*begin, 8, 1), place[5], place[6], first]
+        keys.clear()
 
 
 def test_an_agent_may_have_tools_of_the_run_which_the_program_does_not_see():
@@ -505,7 +568,7 @@ def test_bad_requests_get_an_error_and_stand_in_the_outcome():
     hi = [user("hi")]
     told, dialogue = refusals(
         ("chat/completions", {"model": "eve", "messages": hi}),
-        ("chat/completions", {"model": "ann", "messages": hi, "n": 2}),
+        ("chat/completions", {"model": "ann", "messages": hi, "n": 0}),
         ("chat/completions", b"{"),
         ("chat/completions", b" " * (8 * 2**20 + 1)),
         ("embeddings", {}),
@@ -521,7 +584,7 @@ def test_the_outcome_says_how_many_requests_there_were_and_why_nobody_was_asked(
     def refused(base_url):
         fields = {"temperature": 0.1, "top_p": 0.5}
         post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], **fields})
-        post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], "n": 2, "audio": {}})
+        post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], "n": 0, "audio": {}})
         return "4"
 
     [dialogue] = play(refused, learning=("ann",))
@@ -662,7 +725,7 @@ def test_calls_are_limited():
         return post(base_url, "chat/completions", {"model": "ann", "messages": [user("2")]})[1]["error"]["message"]
 
     [dialogue] = play(program, calls=1)
-    assert dialogue.outcome["answer"] == "this dialogue has had its 1 calls (protocol.calls)"
+    assert dialogue.outcome["answer"].startswith("this dialogue has had 1 of 1 calls (protocol.calls), and 1 more")
     assert len(dialogue.utterances) == 1
 
 

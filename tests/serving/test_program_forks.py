@@ -147,6 +147,22 @@ def test_what_only_the_end_of_the_trunk_made_an_answer_is_none_in_its_fork():
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
 
 
+def test_samples_of_one_request_are_told_again_and_those_after_the_fork_are_drawn():
+    def program(question, base_url):
+        one = client(base_url)
+        told = []
+        for model in ("ann", "bob"):
+            reply = one.chat.completions.create(model=model, messages=[user(question)], n=2)
+            told.append(" and ".join(choice.message.content for choice in reply.choices))
+        return "; ".join(told)
+
+    dialogues = branched(program, "fork_every", Counted(), group=(1, 2))
+    assert [d.outcome["answer"] for d in dialogues] == [
+        "ann 0 and ann 1; bob 0 and bob 1",
+        "ann 0 and ann 1; bob 2 and bob 3",
+    ]
+
+
 def test_calls_that_a_program_carries_out_are_told_again():
     def program(question, base_url):
         one, messages = client(base_url), [user(question)]

@@ -1,11 +1,13 @@
 """Requests of responses as they are read, and replies as they are written."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from maporl.decoding import Sampling
-from maporl.serving.responses import events, read_response, response
+from maporl.serving.responses import NEUTRAL, events, read_response, response
+from maporl.serving.wire import NEUTRAL as CHAT_NEUTRAL
 from maporl.serving.wire import ChatRequest, Refused
 from maporl.types import Call, Stop, Utterance
 
@@ -68,10 +70,55 @@ def test_tools_are_those_of_chat_completions():
     assert read(tools=[]).schemas == () and not read(tools=[TOOL], parallel_tool_calls=False).parallel
 
 
-def test_fields_without_effect_are_left_out():
-    neutral = {"include": [], "store": False, "truncation": "disabled", "parallel_tool_calls": True, "user": "me"}
-    text = {"text": {"format": {"type": "text"}, "verbosity": None}, "reasoning": {"effort": None}}
-    assert read(**neutral, **text, previous_response_id=None) == read()
+TEXT = {"type": "text"}
+NOTHING = {
+    **{name: list(values) for name, values in (CHAT_NEUTRAL | NEUTRAL).items() if name != "response_format"},
+    "include": [[], ["reasoning.encrypted_content"]],
+    "reasoning": [{}, {"effort": None, "summary": None}, {"effort": "none"}],
+    "text": [{}, {"format": TEXT, "verbosity": None}, {"format": TEXT, "verbosity": "medium"}, {"verbosity": "medium"}],
+    "store": [False, True], "stream": [False], "parallel_tool_calls": [True], "tools": [[]], "tool_choice": ["auto", "none"],
+    "top_logprobs": [0], "max_tool_calls": [3], "metadata": [{}], "service_tier": ["auto"], "user": ["me"],
+    "previous_response_id": [], "conversation": [], "prompt": [], "instructions": [], "temperature": [], "top_p": [],
+}  # fmt: skip
+"""Values that change nothing, besides null."""
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_each_value_that_changes_nothing_is_taken(name):
+    assert [read(**{name: value}) for value in (None, *NOTHING[name])] == [read()] * (1 + len(NOTHING[name]))
+
+
+def test_the_defaults_that_openai_documents_are_taken():
+    body = {name: values[-1] if values else None for name, values in NOTHING.items()}
+    assert read(**body | {"temperature": 1, "top_p": 1}) == replace(read(), sampling=Sampling(temperature=1, top_p=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs", "top"),
+    [
+        ({"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}, True, 0),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, True, 3),
+        ({"top_logprobs": 3}, True, 3),
+        ({"top_logprobs": 0}, False, 0),
+    ],
+)
+def test_log_probabilities_are_asked_for_by_include_or_by_a_number_of_alternatives(fields, logprobs, top):
+    assert (read(**fields).logprobs, read(**fields).top) == (logprobs, top)
+
+
+def test_log_probabilities_stand_beside_the_text_and_in_the_stream():
+    spoken = utterance("hi")
+    spoken.tokens = [("hi", -0.5, [("hi", -0.5), ("ho", -1.5)])]
+    others = [
+        {"token": "hi", "logprob": -0.5, "bytes": [104, 105]},
+        {"token": "ho", "logprob": -1.5, "bytes": [104, 111]},
+    ]
+    told = [{"token": "hi", "logprob": -0.5, "bytes": [104, 105], "top_logprobs": others}]
+    request = read(top_logprobs=2, stream=True)
+    assert response(spoken, request, "resp_1-3", 12)["output"][0]["content"][0]["logprobs"] == told
+    sent = {event["type"].removeprefix("response."): event for event in events(spoken, request, "resp_1-3", 12)}
+    assert sent["output_text.delta"]["logprobs"] == sent["output_text.done"]["logprobs"] == told
+    assert sent["content_part.added"]["part"]["logprobs"] == []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +128,15 @@ def test_fields_without_effect_are_left_out():
         ({"previous_response_id": "resp_1-0"}, "previous_response_id", "send the whole conversation as input"),
         ({"conversation": "c"}, "conversation", "send the whole conversation as input"),
         ({"background": True}, "background", "true is not supported"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "protocol.ignore"),
+        ({"include": ["file_search_call.results"]}, "include", "protocol.ignore"),
+        ({"include": "all"}, "include", '"all" is not'),
+        ({"include": 3}, "include", "3 is not"),
+        ({"n": 2}, "n", "2 is not supported"),
+        ({"top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+        ({"frequency_penalty": 1}, "frequency_penalty", "own distribution, which is the one that is trained; only 0"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "own distribution, which is the one that is trained; only {}"),
+        ({"text": {"verbosity": "low"}}, "text", "low"),
+        ({"temperature": [0.5]}, "temperature", "expected a number"),
         ({"reasoning": {"effort": "high"}}, "reasoning", "high"),
         ({"text": {"format": {"type": "json_schema"}}}, "text", "json_schema"),
         ({"prompt": {"id": "p"}}, "prompt", "not supported"),

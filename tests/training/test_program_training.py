@@ -62,7 +62,7 @@ def test_both_policies_learn_from_what_they_said_token_by_token(folder):
 
 def asks_in_vain(question, base_url):
     """Both of its requests are refused."""
-    for fields in ({"n": 2}, {"temperature": 0.5}):
+    for fields in ({"n": 0}, {"temperature": 0.5}):
         post(base_url, "chat/completions", {"model": "ann", "messages": [user(question)], **fields})
     return "4"
 
@@ -119,11 +119,13 @@ def test_log_probabilities_are_those_that_the_policy_is_trained_on(tiny):
         from openai import OpenAI  # here, because it takes a second
 
         client = OpenAI(base_url=base_url, api_key="none")
-        asked = {"model": "ann", "messages": [user(question)], "logprobs": True}
+        asked = {"model": "ann", "messages": [user(question)], "logprobs": True, "top_logprobs": 2}
         choice = client.chat.completions.create(**asked).choices[0]
         told.append(choice.logprobs.content)
         pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
         told.append(pieces[0].logprobs.content)
+        response = client.responses.create(model="ann", input=question, top_logprobs=2)
+        told.append(response.output[0].content[0].logprobs)
         return choice.message.content
 
     drawn = (Decoding(1.0), ["ann"]), (Decoding(0.0), [])
@@ -139,7 +141,59 @@ def test_log_probabilities_are_those_that_the_policy_is_trained_on(tiny):
             assert "".join(token.token for token in content) == tokenizer.decode(u.response_ids[: len(content)])
             expected = u.logprobs or [0.0] * 4
             assert [token.logprob for token in content] == pytest.approx(expected[: len(content)])
+            for token in content:
+                others = {other.token: other.logprob for other in token.top_logprobs}
+                assert len(token.top_logprobs) == (2 if u.logprobs else 1)
+                assert sorted(others.values(), reverse=True) == list(others.values())
+                assert others.get(token.token, min(others.values())) >= token.logprob - 1e-5
         assert (u.logprobs is None) == (decoding.temperature == 0)
+
+
+def test_a_seed_decides_what_is_said_and_samples_differ(tiny):
+    model, tokenizer = tiny(context=32)
+    team = Team([Agent("ann", model, tokenizer)])
+    team.find_stop_ids(PPOOptions())
+    engine = TextEngine(team.policies, OwnWeights(team.policies, 64), 6)
+
+    def program(question, base_url):
+        from openai import OpenAI
+
+        client = OpenAI(base_url=base_url, api_key="none")
+        said = []
+        for fields in ({"seed": 3}, {"seed": 4}, {"seed": 3, "n": 3}, {"seed": 3}, {"n": 2}):
+            reply = client.chat.completions.create(model="ann", messages=[user(question)], **fields)
+            said.append([choice.message.content for choice in reply.choices])
+        return json.dumps(said)
+
+    specs, drawn = {"ann": SpeakerSpec("own", ("ann",), frozenset(["ann"]))}, []
+    for key in ((1,), (1,), (2,)):
+        driver = RolloutDriver(TASK, Program(run=program), specs, {"own": engine}, Decoding(1.0), rng_key=key)
+        drawn.append(json.loads(driver.play([EXAMPLE])[0].outcome["answer"]))
+    one, other, three, again, two = drawn[0]
+    assert one == again == three[:1] and len({*one, *other, *three, *two}) == 6
+    assert drawn[0] == drawn[1] and not {*one, *other, *three} & {text for said in drawn[2] for text in said}
+
+
+def sampled(question, base_url):
+    """Ann is asked for three answers at once, with a seed every other time, and bob for one on the last of them."""
+    seed = {"seed": 7} if question < "5" else {}
+    body = {"model": "ann", "messages": [user(question)], "n": 3, **seed}
+    choices = post(base_url, "chat/completions", body)[1]["choices"]
+    return ask(base_url, "bob", [user(choices[-1]["message"]["content"] + ";" + question)])
+
+
+def test_each_sample_of_a_request_is_a_row_that_is_trained(tmp_path):
+    trained(tmp_path / "run", protocol={"name": "program", "run": "test_program_training:sampled"})
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    updates = [record for record in records if "ann/val/first_ratio" in record]
+    assert len(updates) == 2
+    for update in updates:
+        for agent in ("ann", "bob"):
+            assert update[f"{agent}/val/first_ratio"] == pytest.approx(1.0, abs=1e-5)
+    for dialogue in dialogues_of(tmp_path / "run"):
+        assert [u["tags"].get("choice") for u in dialogue["utterances"]] == ["1 of 3", "2 of 3", "3 of 3", None]
+        assert all("credit" in u["rewards"] and u["trace"] for u in dialogue["utterances"])
+        assert len({tuple(u["response_ids"]) for u in dialogue["utterances"][:3]}) > 1
 
 
 def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_answered(tiny):

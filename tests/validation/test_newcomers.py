@@ -284,13 +284,16 @@ def wants_a_number(base_url):
 
 def asks_for_much(base_url):
     """Each request is refused until the field of the one before it is ignored."""
-    for fields in ({"temperature": 0.2, "n": 2, "seed": 1}, {"response_format": {"type": "json_object"}, "top_p": 0.5}):
+    for fields in (
+        {"temperature": 0.2, "min_p": 0.1, "seed": 1},
+        {"response_format": {"type": "json_object"}, "top_p": 0.5},
+    ):
         said = ask(base_url, "ann", [user("1+1=")], **fields)
     return said
 
 
 def asks_all_in_vain(base_url):
-    post(base_url, "chat/completions", {"model": "ann", "messages": [user("1+1=")], "n": 2})
+    post(base_url, "chat/completions", {"model": "ann", "messages": [user("1+1=")], "min_p": 0.1})
     return "4"
 
 
@@ -314,25 +317,32 @@ REFUSED = "protocol: a request of the program is refused: "
 
 
 def test_what_a_program_is_always_refused_is_told_before_a_run():
-    def says(name, **options):
-        return warned({"protocol": {"name": "program", "run": f"test_newcomers:{name}", **options}})
+    def says(name, agents=None, **options):
+        program = {"protocol": {"name": "program", "run": f"test_newcomers:{name}", **options}}
+        return warned(program | ({"agents": agents} if agents else {}))
 
-    with pytest.raises(ConfigError, match=f"^{REFUSED}n: only 1 is supported, got 2; leave it out, or add it to"):
-        says("asks_twice")
-    assert says("asks_twice", ignore=["n"]) == []
+    behind_an_api = {"engine": "openai", "api": {"model": "m", "base_url": "http://127.0.0.1:1/v1"}}
+    agents = {"ann": behind_an_api, "bob": {"tiny": TINY}}
+    with pytest.raises(
+        ConfigError, match=f"^{REFUSED}n: this agent is behind an API, .*; send several requests, leave"
+    ):
+        says("asks_twice", agents)
+    assert says("asks_twice") == [], "others say as many samples as they are asked for"
     [line] = says("asks_otherwise")
     assert line.startswith(f"warning: {REFUSED}model: unknown 'eve'; known: ann"), "it went on without"
-    with pytest.raises(ConfigError, match=f"^{REFUSED}n: only 1 is supported") as error:
+    with pytest.raises(ConfigError, match=f"^{REFUSED}min_p: answers are drawn from") as error:
         says("asks_for_much")
     faults = [str(error.value), *error.value.__notes__]
-    fields = ["n", "temperature", "response_format", "top_p"]
+    fields = ["min_p", "temperature", "response_format", "top_p"]
     assert [fault.removeprefix("error: ").removeprefix(REFUSED).partition(":")[0] for fault in faults] == fields
     assert all(fault.endswith("leave it out, or add it to protocol.ignore") for fault in faults)
     assert says("asks_for_much", ignore=fields) == [], "the advice is followed to its end"
-    with pytest.raises(ConfigError, match=f"^{REFUSED}n: only 1 is supported"):
+    with pytest.raises(ConfigError, match=f"^{REFUSED}min_p: answers are drawn from"):
         says("asks_all_in_vain")
     [line] = says("asks_on", calls=2)
-    assert "in three rehearsals" in line and "its 2 calls (protocol.calls)" in line, "other words may end it earlier"
+    assert "in three rehearsals" in line and "has had 2 of 2 calls (protocol.calls)" in line, (
+        "other words may end it earlier"
+    )
     [line] = says("wants_a_number")
     assert "call it with such words, or try it with maporl play. The last failure:\n" in line
     assert line.splitlines()[-1].startswith("ValueError: invalid literal for int()")

@@ -147,6 +147,19 @@ def _marked(
             raise refusal from None
 
 
+def with_names(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
+    """Return ``messages`` with the ``name`` of who says each before its text, unless the chat template shows names.
+
+    The name of a result is that of its tool, and stays.
+    """
+    mark, named = new_mark(), [message["role"] != "tool" and "name" in message for message in messages]
+    roles = [{"role": role, "content": ".", "name": mark} for role in ("user", "assistant")]
+    if not any(named) or render(tokenizer, roles, False).count(mark) == len(roles):
+        return messages
+    written = [{**one, "content": f"{one.get('name')}: {one['content']}"} for one in messages]
+    return [new if has else old for has, new, old in zip(named, written, messages, strict=True)]
+
+
 def _alternating(messages: list[Message]) -> list[Message]:
     """Return ``messages`` with neighbours of one role as one message. Calls and results stay as they are."""
     merged: list[Message] = []

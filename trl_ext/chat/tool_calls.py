@@ -16,6 +16,7 @@ from typing import Any
 
 from trl_ext.chat.encoding import OWN_TEMPLATES, ChatError, Tokenizer, render, turn_end
 from trl_ext.chat.templates import TemplateFailed, read_calls
+from trl_ext.chat.written_calls import MARKS
 from trl_ext.from_trl import add_response_schema
 
 PREFIX = 64
@@ -47,10 +48,11 @@ class NativeCalls:
         template: a response template, which says how the model writes calls. None: in one of the ways that
             :mod:`trl_ext.chat.written_calls` knows.
         several: whether the chat template shows several calls in one message.
+        ends: the mark that ends each of these, if one does, and not the end of a list of them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: dict[str, Any] | None, several: bool):
-        self.tokenizer, self.template, self.several = tokenizer, template, several
+    def __init__(self, tokenizer: Tokenizer, template: dict[str, Any] | None, several: bool, ends: tuple[str, ...]):
+        self.tokenizer, self.template, self.several, self.ends = tokenizer, template, several, ends
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "NativeCalls | None":
@@ -66,7 +68,9 @@ class NativeCalls:
             template = _response_template(tokenizer)
             if template is None or not _is_read(one, template):
                 return None
-        return cls(tokenizer, template, _conversation(tokenizer, 2) is not None)
+        two, marks = _conversation(tokenizer, 2), "|".join(re.escape(close) for close in MARKS.values() if close)
+        between = (two or "").partition(f"{_VALUE}0")[2].partition(f"{_NAME}1")[0]
+        return cls(tokenizer, template, two is not None, tuple(re.findall(marks, between)[-1:]))
 
     @cached_property
     def parts(self) -> CallParts | None:

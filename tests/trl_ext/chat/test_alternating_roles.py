@@ -5,7 +5,7 @@ from chat_tokenizers import gemma
 from tool_models import trl_template
 
 from maporl.engines.transcript import Transcript
-from trl_ext.chat.encoding import ChatError, RenderedChat, encode_continuation, encode_prompt
+from trl_ext.chat.encoding import ChatError, RenderedChat, encode_continuation, encode_prompt, with_names
 
 STRICT = (
     "{{ bos_token }}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -45,6 +45,28 @@ def test_a_template_that_takes_them_is_given_them_apart():
     chat = [user("Ann: 3"), user("Bob: 4")]
     apart = "<bos><start_of_turn>user\nAnn: 3<end_of_turn>\n<start_of_turn>user\nBob: 4<end_of_turn>\n"
     assert RenderedChat.of(gemma(), chat) == apart
+
+
+NAMED = "{% for m in messages %}<{{ m.get('name') or m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (STRICT, ["Ann: 3", "Bob: 4", "So", "Ann: 7", "2"]),
+        (NAMED, ["3", "4", "So", "7", "2"]),
+        (NAMED.replace("m.get('name') or", ""), ["Ann: 3", "Bob: 4", "So", "Ann: 7", "2"]),
+    ],
+    ids=["refuses neighbours", "shows names", "shows roles"],
+)
+def test_names_of_speakers_stand_in_their_texts_where_the_template_shows_none(template, shown):
+    chat = [{**user("3"), "name": "Ann"}, {**user("4"), "name": "Bob"}, user("So"), {**assistant("7"), "name": "Ann"}]
+    chat.append({"role": "tool", "content": "2", "name": "add"})
+    tokenizer = strict(template)
+    assert [message["content"] for message in with_names(tokenizer, chat)] == shown
+    prompt = Transcript().add_messages(chat[:2], tokenizer, frozenset())
+    assert prompt == encode_prompt(tokenizer, chat[:2] if template == NAMED else [user(text) for text in shown[:2]])
+    assert RenderedChat.of(tokenizer, chat[:2]) == "<Ann>3<Bob>4" or template != NAMED
 
 
 def test_a_conversation_goes_on_with_several_messages_after_what_was_sampled():

@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from tool_models import TRL_TEMPLATES
+from tool_models import TRL_TEMPLATES, trl_template
 
 from maporl import TinySection, Tool, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, to_json
@@ -290,6 +290,26 @@ def test_every_family_that_trl_knows_to_call_has_a_reader():
         "lfm2_2_5",
     )
     assert set(begins) <= set(read_natively)
+
+
+@pytest.mark.parametrize(
+    ("name", "several", "ends"),
+    [
+        ("qwen3", True, ("</tool_call>",)),
+        ("qwen3_5_think", True, ("</tool_call>",)),
+        ("glm4moe", True, ("</tool_call>",)),
+        ("gemma4", True, ("<tool_call|>",)),
+        ("deepseekv3", True, ("<\uff5ctool\u2581call\u2581end\uff5c>",)),
+        ("lfm2_2_5", True, ()),
+        ("llama3_1", False, ()),
+        ("gptoss", False, ()),
+    ],
+)
+def test_the_mark_that_ends_the_first_of_several_calls_is_the_templates(name, several, ends):
+    tokenizer = build_tiny_tokenizer(TinySection(context=800))
+    tokenizer.chat_template = trl_template(name)
+    native = NativeCalls.of(tokenizer)
+    assert (native.several, native.ends) == (several, ends)
 
 
 WITHOUT = {
