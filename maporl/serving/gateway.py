@@ -51,9 +51,9 @@ class Call:
 
     request: ChatRequest
     loop: asyncio.AbstractEventLoop
-    done: "asyncio.Future[list[Utterance]]"
+    done: "asyncio.Future[tuple[Utterance, ...]]"
 
-    def answer(self, samples: list[Utterance]) -> None:
+    def answer(self, *samples: Utterance) -> None:
         """Send the utterances that answer it. What a client has given up is sent to nobody."""
         self._settle(lambda: self.done.set_result(samples))
 

@@ -410,7 +410,7 @@ class _Talk:
             self.histories.add(call.request, self.sent[utterance.id], utterance.id)
             answers.setdefault(call, []).append(utterance)
         for call, samples in answers.items():
-            call.answer(samples)
+            call.answer(*samples)
         self.answered += len(answers)
 
     def submit(self, answer: str) -> None:
