@@ -67,8 +67,9 @@ class CallFormat:
         """Return the grammar of a completion in Lark's form, or None if it may be anything.
 
         Args:
-            choice: ``auto``, ``required`` for one call of any tool, or the name of a tool for one call of it.
-            strict: the tools whose arguments keep to their schemas. Those of others are any object.
+            choice: ``auto``, ``required`` for one call of any tool, or the name of a tool for one call of it. A call
+                that must be made keeps to the schema of its tool.
+            strict: the tools whose other calls keep to their schemas, too. Those of others have any object.
             content: what a completion without a call keeps to, as an expression of Lark. None: nothing.
 
         Raises:
@@ -80,7 +81,12 @@ class CallFormat:
             what = f"calls in the format {self.name} of this agent have no JSON that could be held to a schema"
             raise ConfigError(f"{what}; set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore")
         bodies = [
-            [json.dumps(name), *parts.between, f"%json {json.dumps(schema_of(tool, name in strict))}", *parts.after]
+            [
+                json.dumps(name),
+                *parts.between,
+                f"%json {json.dumps(schema_of(tool, choice != 'auto' or name in strict))}",
+                *parts.after,
+            ]
             for name, tool in self.tools.items()
             if choice in ("auto", "required", name)
         ]
@@ -95,9 +101,10 @@ class CallFormat:
         else:
             before = "".join(map(json.loads, parts.before))
             mark = next((mark for mark in MARKS if before.lstrip().startswith(mark)), before.lstrip())
-            begin = ["BEGUN", *filter(None, [json.dumps(before.lstrip().removeprefix(mark))])]
-            rules.append(f"BEGUN[lazy]: /(?s:.*)/ {json.dumps(mark)}")
-        return "\n".join(["start: called* text", f"called: {' '.join(begin)} body", *rules, "text: /(?s:.*)/"])
+            begin = ["begun", json.dumps(before.lstrip().removeprefix(mark))]
+            rules.append(f"begun[lazy]: TEXT {json.dumps(mark)}")
+        words = ["text: TEXT", "TEXT: /(?s:.*)/"]
+        return "\n".join(["start: called* text", f"called: {' '.join(begin)} body", *rules, *words])
 
     def intro(self) -> str | None:
         """Return what the agent's system message says of the tools, or None."""
@@ -120,9 +127,9 @@ class CallFormat:
         raise ConfigError(f"a warm start writes calls in the formats json and tags, not {self.name}; set call_format")
 
 
-def schema_of(tool: Tool, strict: bool) -> dict[str, Any]:
-    """Return the schema to which the arguments of a call are held."""
-    return {**COMPACT, **(tool.parameters if strict else {"type": "object"})}
+def _held(tool: Tool, strict: bool) -> str:
+    """Return what the arguments of a call are held to, in Lark's form."""
+    return f"%json {json.dumps(COMPACT | (tool.parameters if strict else {'type': 'object'}))}"
 
 
 class NativeFormat(CallFormat):

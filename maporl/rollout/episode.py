@@ -3,7 +3,7 @@
 Imports no torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +20,7 @@ from maporl.environments.turns import Step as TurnStep
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play
 from maporl.types import Act, Ask, Call, Dialogue, Message, Result, Utterance, has_calls
+from trl_ext.chat.templates import fault_of_grammar
 from trl_ext.ppo.options import Decoding
 
 
@@ -92,16 +93,8 @@ class SpeakerSpec:
                 "n: this agent is behind an API, which would be asked, and paid, once for each sample; send several "
                 "requests, leave it out, or add it to protocol.ignore"
             )
-        elif ask.schemas and self.tells_tokens:
-            try:
-                self.sampling_of(ask, turn, decoding)
-            except (ConfigError, ValueError) as error:
-                whys.append(f"{'tool_choice' if ask.tool_choice != 'auto' else 'tools'}: {error}")
-        if ask.tool_choice != "auto" and not self.tells_tokens:
-            whys.append(
-                "tool_choice: nothing holds an agent behind an API, or one that is no model, to a call; leave it out, "
-                "or add it to protocol.ignore"
-            )
+        else:
+            whys += self._not_held(ask, turn, decoding)
         if ask.tokens and not self.tells_tokens:
             whys.append(
                 "logprobs: this agent's engine does not tell them, because it is an API or no model; leave it out, or "
@@ -117,6 +110,23 @@ class SpeakerSpec:
                     "leave it out, or add it to protocol.ignore"
                 )
         return "\n".join(whys) or None
+
+    def _not_held(self, ask: Ask, turn: int, decoding: Decoding) -> Iterator[str]:
+        """Yield why the answer to ``ask`` cannot be held to what it asks for."""
+        field = "tool_choice" if ask.tool_choice != "auto" else "tools" if ask.strict else "response_format"
+        remedy = "leave it out, or add it to protocol.ignore"
+        asked = ask.tool_choice != "auto" or (ask.structured_output and self.engine != "openai")
+        if not self.tells_tokens and asked and self.engine != "scripted":  # a teacher says what the task writes
+            yield f"{field}: nothing holds an agent to it that is no model of this run; {remedy}"
+        elif self.tells_tokens and (ask.structured_output or ask.schemas):
+            try:
+                sampling = self.sampling_of(ask, turn, decoding)
+            except (ConfigError, ValueError) as error:
+                yield f"{field}: {error}"
+                return
+            held = None if sampling is None else sampling.at(0).get("structured_output")
+            if held is not None and (why := fault_of_grammar(held.text)):
+                yield f"{field}: {why}; {remedy}"
 
     def sampling_of(self, ask: Ask, turn: int, decoding: Decoding) -> Sampling | None:
         """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.

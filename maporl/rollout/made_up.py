@@ -28,6 +28,8 @@ class Players(Engine):
             measured.
     """
 
+    tells_tokens = True
+
     def __init__(self, script: Script, tokenizers: Mapping[str, Tokenizer] | None = None):
         self.script, self.tokenizers = script, tokenizers or {}
         self.requests: list[Request] = []

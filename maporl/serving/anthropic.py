@@ -19,7 +19,7 @@ SAME = ("max_tokens", "metadata", "model", "service_tier", "stream", "temperatur
 READ = frozenset({"messages", "system", "tools"})
 WITHOUT_EFFECT = frozenset({"cache_control", "inference_geo", "speed", "user_profile_id"})
 """Fields that change nothing that a reply says."""
-NEUTRAL: dict[str, Any] = {"output_config": {}, "thinking": {"type": "disabled"}}
+NEUTRAL: dict[str, Any] = {"thinking": {"type": "disabled"}}
 """Fields of which only the value that changes nothing can be had."""
 BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use"), "system": ("text",)}
 """The kinds of blocks that a message of each role may have."""
@@ -59,6 +59,10 @@ def read_message(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) 
             chat[name] = value
         elif name == "tool_choice":
             chat |= _choice(value, faults)
+        elif name == "output_config" and isinstance(value, Mapping) and not {*value} - {"format"}:
+            if (form := value.get("format")) is not None:
+                flat = isinstance(form, Mapping) and form.get("type") == "json_schema"
+                chat["response_format"] = {"type": "json_schema", "json_schema": form} if flat else form
         elif name == "stop_sequences":
             if isinstance(value, list) and all(isinstance(one, str) and one for one in value):
                 chat["stop"] = value

@@ -63,7 +63,10 @@ def read_response(body: Any, agents: Sequence[str], ignored: Sequence[str] = ())
     fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
     faults = []
     for name, value in fields.items():
-        if name == "include":
+        if name == "text" and isinstance(value, Mapping):
+            if {key for key, one in value.items() if one and (key, one) != ("verbosity", "medium")} - {"format"}:
+                faults.append((name, f"{one_line(json.dumps(value), 80)} is not supported"))
+        elif name == "include":
             if not isinstance(value, list) or any(one not in INCLUDED for one in value):
                 faults.append(
                     (name, f"only {json.dumps(INCLUDED)} are supported, {one_line(json.dumps(value), 80)} is not")
@@ -75,6 +78,11 @@ def read_response(body: Any, agents: Sequence[str], ignored: Sequence[str] = ())
             faults.append((name, f"this field is not supported{INSTEAD.get(name, '')}"))
     chat = {name: fields[name] for name in fields if name in SAME or name == "tool_choice"}
     chat["logprobs"] = bool(chat.get("top_logprobs")) or LOGPROBS in json.dumps(fields.get("include"))
+    if isinstance(text := fields.get("text"), Mapping) and (form := text.get("format")):
+        flat = isinstance(form, Mapping) and form.get("type") == "json_schema"
+        chat["response_format"] = {"type": "json_schema", "json_schema": form} if flat else form
+    if isinstance(choice := chat.get("tool_choice"), Mapping) and choice.get("type") == "function":
+        chat["tool_choice"] = {"function": {"name": choice.get("name")}}
     check_fields(chat, agents, faults)
     if "max_output_tokens" in fields:
         chat["max_completion_tokens"] = fields["max_output_tokens"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from maporl.config.imports import unknown
-from maporl.decoding import Sampling
+from maporl.decoding import Sampling, StructuredOutput
 from maporl.environments.base import tool_of
 from maporl.environments.calls import before_calls
 from maporl.errors import ConfigError, one_line
@@ -28,7 +28,6 @@ WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 """Fields that change nothing that a reply says."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "min_p": (0,), "repetition_penalty": (1,),
     "length_penalty": (1,), "best_of": (1,), "use_beam_search": (False,), "min_tokens": (0,), "ignore_eos": (False,),
     "echo": (False,), "skip_special_tokens": (True,), "stop_token_ids": ([],), "bad_words": ([],),
@@ -54,6 +53,8 @@ SAMPLED = ("temperature", "top_p", "top_k", "stop")
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Two names of one limit. The later one counts."""
 READ = frozenset({"messages", "model", "stream", "tools"})
+OBJECT = {"type": "object"}
+"""The JSON schema of ``response_format: {type: json_object}``."""
 
 
 class Refused(Exception):
@@ -94,6 +95,9 @@ class ChatRequest:
         n: how many samples the reply has.
         seed: decides about its random numbers. None: the run and the request's place do.
         top: how many of the likeliest tokens are told for each token.
+        form: what the answer is held to.
+        choice: ``auto``, ``required`` for a call of any tool, or the name of the tool that is called.
+        strict: the tools whose arguments keep to their schemas.
     """
 
     agent: str
@@ -109,6 +113,9 @@ class ChatRequest:
     n: int = 1
     seed: int | None = None
     top: int = 0
+    form: StructuredOutput | None = None
+    choice: str = "auto"
+    strict: tuple[str, ...] = ()
 
 
 def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> ChatRequest:
@@ -126,12 +133,13 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
         raise Refused("expected a JSON object", code="invalid_json")
     fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
     check_fields(fields, agents)
-    options = fields.get("stream_options")
+    options, tools = fields.get("stream_options"), _tools(fields)
+    choice = _tool_choice(fields, [tool["function"]["name"] for tool in tools])
     usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
     return ChatRequest(
         str(fields["model"]),
         _messages(fields.get("messages")),
-        _tools(fields),
+        tools,
         _sampling(fields),
         bool(fields.get("stream")),
         usage,
@@ -140,7 +148,39 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
         n=fields.get("n", 1),
         seed=fields.get("seed"),
         top=fields.get("top_logprobs", 0),
+        form=form_of(fields.get("response_format")),
+        choice=choice,
+        strict=tuple(tool["function"]["name"] for tool in fields.get("tools") or () if tool["function"].get("strict")),
     )
+
+
+def form_of(value: Any) -> StructuredOutput | None:
+    """Return what an answer is held to by a ``response_format``, or None if by nothing.
+
+    Raises:
+        ValueError: it is none.
+    """
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if value is None or kind == "text":
+        return None
+    schema = OBJECT if kind == "json_object" else None
+    if kind == "json_schema" and isinstance(value.get("json_schema"), Mapping):
+        schema = value["json_schema"].get("schema", OBJECT)
+    if not isinstance(schema, Mapping):
+        expected = '{"type": "json_schema", "json_schema": {"schema": {...}}}, or the type json_object or text'
+        raise ValueError(f"expected {expected}, got {one_line(json.dumps(value), 80)}")
+    return StructuredOutput(json_schema=dict(schema))
+
+
+def _tool_choice(fields: Mapping[str, Any], tools: Sequence[str]) -> str:
+    """Return ``auto``, ``required`` or the name of the tool that must be called."""
+    choice = fields.get("tool_choice", "auto")
+    if choice in ("auto", "none"):
+        return "auto"
+    name = choice if choice == "required" else choice["function"]["name"]
+    if not tools or name not in ("required", *tools):
+        raise Refused(f"tool_choice: {name!r:.80} names none of the tools {list(tools)}", "tool_choice")
+    return name
 
 
 def check_fields(fields: Mapping[str, Any], agents: Sequence[str], faults: Iterable[tuple[str, str]] = ()) -> None:
@@ -177,8 +217,15 @@ def _faults(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if not isinstance(value, bool):
                 yield name, f"expected true or false, got {value!r:.80}"
         elif name == "tool_choice":
-            if value not in ("auto", "none"):
-                yield name, f"nobody can make a model call a tool, {got}"
+            function = value.get("function") if isinstance(value, Mapping) else None
+            named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+            if not named and (isinstance(value, Mapping) or value not in ("auto", "none", "required")):
+                yield name, f'expected "auto", "none", "required" or {{"function": {{"name": ...}}}}, {got}'
+        elif name == "response_format":
+            try:
+                form_of(value)
+            except ValueError as error:
+                yield name, str(error)
         elif name in LIMITS or name in SAMPLED:
             try:
                 _sampling({name: value})

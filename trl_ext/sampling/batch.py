@@ -40,6 +40,8 @@ class Row:
     regime: int = 0
     matcher: "LLMatcher | None" = None
     """What reads the completion by its grammar."""
+    fault: str | None = None
+    """Why its grammar cannot be read."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -81,7 +83,7 @@ class Row:
     def refused(self) -> str | None:
         """Why the completion's grammar cannot be followed further, such as a step that takes too long, or None."""
         if self.matcher is None or not self.matcher.is_error():
-            return None
+            return self.fault
         return self.matcher.get_error().partition("\n<state>")[0]
 
     def name(self, tokens: list[int]) -> tuple:

@@ -22,7 +22,7 @@ from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
 from trl_ext.ppo.options import BATCH_ROWS, Decoding
 from trl_ext.sampling.batch import Batch, Choose, Row, allowed_only, draw, uniforms
-from trl_ext.sampling.grammar import grammars_of
+from trl_ext.sampling.grammar import GrammarError, grammars_of
 from trl_ext.sampling.kv_cache import KVCache, plain_states
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import Draw, TokenRequest
@@ -58,8 +58,7 @@ def sample(
         adapters: the adapter of each policy.
         states: the KV cache of conversations. It is read for each prompt, and filled with the new conversations.
 
-    Raises:
-        GrammarError: a grammar cannot be compiled, or not with the policy's tokenizer.
+    A request whose grammar cannot be compiled, or not with the policy's tokenizer, is :attr:`Sampled.refused`.
     """
     seed = int(torch.randint(2**62, (1,))) if any(request.key is None for request in requests) else 0
     keys = [(seed, row) if request.key is None else request.key for row, request in enumerate(requests)]
@@ -74,10 +73,15 @@ def sample(
         row.stop_strings = StopStrings.of((tokenizers or {})[policy], strings) if strings else None
         row.adapter = adapters[policy] if adapters else None
         if row.request.draw.grammar is not None:
-            row.matcher = grammars_of((tokenizers or {})[policy], logits_of(base)).matcher(row.request.draw.grammar)
+            grammars = grammars_of((tokenizers or {})[policy], logits_of(base))
+            try:
+                row.matcher = grammars.matcher(row.request.draw.grammar)
+            except GrammarError as error:
+                row.fault = str(error)
     with _clean_generation(model), mixed(model, adapters.values()) if adapters else nullcontext() as choose:
         if plain == "no":
-            for alike in _alike(rows, reading.padding) if reading.rows else [[row] for row in rows]:
+            left = [row for row in rows if not row.stops()]
+            for alike in _alike(left, reading.padding) if reading.rows else [[row] for row in left]:
                 for batch in _batches(alike, batch_size, batch_tokens):
                     _generate_by_transformers(model, batch, choose)
         else:
