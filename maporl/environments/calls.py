@@ -81,12 +81,7 @@ class CallFormat:
             what = f"calls in the format {self.name} of this agent have no JSON that could be held to a schema"
             raise ConfigError(f"{what}; set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore")
         bodies = [
-            [
-                json.dumps(name),
-                *parts.between,
-                f"%json {json.dumps(schema_of(tool, choice != 'auto' or name in strict))}",
-                *parts.after,
-            ]
+            [json.dumps(name), *parts.between, _held(tool, choice != "auto" or name in strict), *parts.after]
             for name, tool in self.tools.items()
             if choice in ("auto", "required", name)
         ]

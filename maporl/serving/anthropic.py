@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from maporl.errors import one_line
-from maporl.serving.wire import ChatRequest, Refused, check_fields, content_text, read_chat, reply_message, token_usage
+from maporl.serving.wire import (
+    ChatRequest,
+    Refused,
+    check_fields,
+    content_text,
+    flat_form,
+    read_chat,
+    reply_message,
+    token_usage,
+)
 from maporl.types import Stop, Utterance
 
 SAME = ("max_tokens", "metadata", "model", "service_tier", "stream", "temperature", "top_k", "top_p")
@@ -60,9 +69,7 @@ def read_message(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) 
         elif name == "tool_choice":
             chat |= _choice(value, faults)
         elif name == "output_config" and isinstance(value, Mapping) and not {*value} - {"format"}:
-            if (form := value.get("format")) is not None:
-                flat = isinstance(form, Mapping) and form.get("type") == "json_schema"
-                chat["response_format"] = {"type": "json_schema", "json_schema": form} if flat else form
+            chat |= flat_form(name, value.get("format"), faults)
         elif name == "stop_sequences":
             if isinstance(value, list) and all(isinstance(one, str) and one for one in value):
                 chat["stop"] = value
@@ -71,6 +78,8 @@ def read_message(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) 
         elif name in NEUTRAL:
             if value != NEUTRAL[name]:
                 faults.append((name, f"{one_line(json.dumps(value), 80)} is not supported"))
+        elif name == "output_config":
+            faults.append((name, f"{one_line(json.dumps(value), 80)} is not supported"))
         elif name not in READ and name not in WITHOUT_EFFECT:
             faults.append((name, "this field is not supported"))
     chat = {name: value for name, value in chat.items() if name not in ignored}

@@ -17,6 +17,7 @@ from maporl.serving.wire import (
     Refused,
     check_fields,
     content_text,
+    flat_form,
     read_chat,
     reply_message,
     token_logprobs,
@@ -78,9 +79,8 @@ def read_response(body: Any, agents: Sequence[str], ignored: Sequence[str] = ())
             faults.append((name, f"this field is not supported{INSTEAD.get(name, '')}"))
     chat = {name: fields[name] for name in fields if name in SAME or name == "tool_choice"}
     chat["logprobs"] = bool(chat.get("top_logprobs")) or LOGPROBS in json.dumps(fields.get("include"))
-    if isinstance(text := fields.get("text"), Mapping) and (form := text.get("format")):
-        flat = isinstance(form, Mapping) and form.get("type") == "json_schema"
-        chat["response_format"] = {"type": "json_schema", "json_schema": form} if flat else form
+    text = fields.get("text")
+    chat |= flat_form("text", text.get("format") if isinstance(text, Mapping) else None, faults)
     if isinstance(choice := chat.get("tool_choice"), Mapping) and choice.get("type") == "function":
         chat["tool_choice"] = {"function": {"name": choice.get("name")}}
     check_fields(chat, agents, faults)

@@ -172,6 +172,20 @@ def form_of(value: Any) -> StructuredOutput | None:
     return StructuredOutput(json_schema=dict(schema))
 
 
+def flat_form(name: str, value: Any, faults: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return the format of a text, in which the schema stands beside the type, as a field of a chat completion.
+
+    ``name`` is its own field, of which a fault is added to ``faults``.
+    """
+    flat = isinstance(value, Mapping) and value.get("type") == "json_schema"
+    form = {"type": "json_schema", "json_schema": value} if flat else value
+    try:
+        return {} if form_of(form) is None else {"response_format": form}
+    except ValueError as error:
+        faults.append((name, str(error)))
+        return {}
+
+
 def _tool_choice(fields: Mapping[str, Any], tools: Sequence[str]) -> str:
     """Return ``auto``, ``required`` or the name of the tool that must be called."""
     choice = fields.get("tool_choice", "auto")

@@ -64,7 +64,8 @@ def test_fields_without_effect_are_left_out():
     neutral = {"thinking": {"type": "disabled"}, "output_config": {}, "service_tier": "auto", "container": None}
     request = read(messages=[{"role": "user", "content": blocks}], metadata={"user_id": "me"}, **cached, **neutral)
     assert request == read()
-    assert read(tools=[{**TOOL, **cached, "type": "custom", "strict": True}]) == read(tools=[TOOL])
+    assert read(tools=[{**TOOL, **cached, "type": "custom"}]) == read(tools=[TOOL])
+    assert read(tools=[{**TOOL, "strict": True}]).strict == ("add",)
 
 
 def called(arguments):
@@ -164,8 +165,9 @@ def test_a_conversation_in_this_form_and_in_openais_reach_the_agent_as_equal_mes
         ({"stop_sequences": "END"}, "stop_sequences", "END"),
         ({"stop_sequences": [""]}, "stop_sequences", "not empty"),
         ({"tool_choice": "auto"}, "tool_choice", 'expected {"type": "auto"}'),
-        ({"tool_choice": {"type": "any"}}, "tool_choice", "nobody can make a model call"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "'required' names none of the tools"),
         ({"tool_choice": {"type": "tool", "name": "add"}}, "tool_choice", "add"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config", "json_schema"),
         ({"tool_choice": {"type": "required"}}, "tool_choice", '{"type": "required"}'),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "tool_choice", "disable_parallel_tool_use"),
         ({"tools": {}}, "tools", "expected a list"),
@@ -205,8 +207,8 @@ def test_all_that_cannot_be_had_is_named_at_once():
         "thinking": {"type": "enabled"},
         "stop_sequences": 3,
         "container": "c",
+        "tool_choice": {"type": "other"},
         "top_p": 7,
-        "tool_choice": {"type": "any"},
     }
     with pytest.raises(Refused) as refused:
         read(**fields)
