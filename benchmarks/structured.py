@@ -1,15 +1,15 @@
 """What structured outputs cost, and whether a team learns under them.
 
     OMP_NUM_THREADS=2 python benchmarks/structured.py speed --model DIR [--rows 64 --rounds 3]
-    OMP_NUM_THREADS=1 python benchmarks/structured.py learn --seeds 5 --runs FOLDER --output benchmarks/results/structured.json
+    OMP_NUM_THREADS=1 python benchmarks/structured.py learn --seeds 5 --runs FOLDER --output FILE
 
 ``speed`` samples 64 rows of a model, and makes an update of them, held to a JSON schema and free, in turn in one
 process. Both sample equally many tokens: the schema asks for a text that is longer than an answer may be.
 
 ``learn`` trains the quickstart's team in three ways: with bare answers, as they are there; with answers in JSON, which
-are also what its warm start teaches; and with answers in JSON whose update reads the probabilities without the masks, as
-trainers do that hand a grammar to the engine alone. A run that is there is not made again. Of each: the held-out
-accuracy of the final turn, and the mean accuracy of that turn over the questions of all updates.
+its warm start teaches, too; and with answers in JSON whose update reads the probabilities without the masks, as trainers
+do that hand a grammar to the engine alone. A run that is there is not made again. Of each: the held-out accuracy of the
+final turn, and the mean accuracy of that turn over the questions of all updates.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def learn(options: argparse.Namespace) -> None:
 
 
 def differences(found: dict) -> dict:
-    """Return the mean of each arm, and each other arm minus ``json`` over paired seeds with half of its 95% interval."""
+    """Return the mean of each arm, and the others minus ``json`` over paired seeds with half of the 95% interval."""
     told: dict = {}
     for measure in ("held out", "over all updates"):
         values = {arm: {seed: run[measure] for seed, run in runs.items()} for arm, runs in found.items()}

@@ -63,7 +63,8 @@ class CopiedWeights(OwnWeights):
         self.release()
 
 
-def trainer_of(tiny, folder, elsewhere, source=None, curriculum=(), **options):
+def trainer_of(tiny, folder, elsewhere, source=None, curriculum=(), agents=None, **options):
+    """A trainer whose agents answer here or elsewhere. ``agents`` has more of each."""
     defaults = {
         "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "total_episodes": 40,
         "response_length": 4, "learning_rate": 1e-2, "temperature": 1.0, "report_to": [], "save_strategy": "no", "disable_tqdm": True,
@@ -72,7 +73,7 @@ def trainer_of(tiny, folder, elsewhere, source=None, curriculum=(), **options):
     args = MultiAgentPPOConfig(**{**defaults, **options})
     team = Team(
         [
-            Agent(n, *tiny(a, seed=s), engine="vllm" if elsewhere else "transformers")
+            Agent(n, *tiny(a, seed=s), engine="vllm" if elsewhere else "transformers", **(agents or {}).get(n, {}))
             for n, a, s in (("ann", "llama", 1), ("bob", "qwen3", 2))
         ]
     )

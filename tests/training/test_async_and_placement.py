@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from fast_cases import some
 from notebook_runs import odd, trainer_of
 
-from maporl import Arithmetic, MultiAgentPPOConfig
+from maporl import AdvantageConfig, Algorithm, Arithmetic, MultiAgentPPOConfig, Sampling, StructuredOutput
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
 from maporl.rewards import RewardSource
@@ -53,6 +53,29 @@ def test_depth_1_plays_with_the_weights_of_one_update_before(tiny, tmp_path):
     questions = [(tmp_path / str(d) / "dialogues.jsonl").read_text().count('"step": 3') for d in (0, 1)]
     assert questions[0] == questions[1] > 0
     assert not torch.equal(weights(exact), weights(ahead))
+
+
+def test_policies_that_learn_and_answer_each_in_its_own_way_do_so_ahead_of_training(tiny, tmp_path):
+    """One with a critic, held to two digits, and one by groups, in two passes."""
+    groups = AdvantageConfig(returns="utterance", baseline="mean", key=["agent", "turn"])
+    agents = {
+        "ann": {"sampling": Sampling(structured_output=StructuredOutput(regex="[0-9]{2}"))},
+        "bob": {"algorithm": Algorithm(advantage=groups, ppo={"num_ppo_epochs": 2}, critic="none")},
+    }
+    runs = []
+    for depth in (0, 1):
+        trainer = trainer_of(tiny, tmp_path / str(depth), True, agents=agents, async_depth=depth, engine_tis_cap=2.0)
+        trainer.train()
+        runs.append(trainer.run.read_metrics())
+        assert {
+            len(u["text"]) for d in trainer.run.read_dialogues() for u in d["utterances"] if u["agent"] == "ann"
+        } == {2}
+    (first, *_), (ahead, *later) = runs
+    for name in ("ann/loss/value_avg", "ann/grad_norm", "bob/grad_norm", "ann/policy/engine_gap"):
+        assert ahead[name] == pytest.approx(first[name], abs=1e-6), "the first update is that of depth 0"
+    assert all(record["bob/loss/value_avg"] == 0.0 < record["ann/loss/value_avg"] for record in later)
+    assert all(record["ann/policy/forced_tokens"] > 0 for record in later)
+    assert all(record["ann/policy/engine_gap"] > 1e-3 for record in later)
 
 
 def test_playing_ahead_with_weights_that_change_is_refused(tiny, tmp_path):
