@@ -7,8 +7,8 @@
 process. Both sample equally many tokens: the schema asks for a text that is longer than an answer may be.
 
 ``learn`` trains the quickstart's team in three ways: with bare answers, as they are there; with answers in JSON, which
-its warm start teaches, too; and with answers in JSON whose update reads the probabilities without the masks, as trainers
-do that hand a grammar to the engine alone. A run that is there is not made again. Of each: the held-out accuracy of the
+its warm start teaches, too; and with answers in JSON whose update reads the probabilities without the masks, as others
+do who hand a grammar to the engine alone. A run that is there is not made again. Of each: the held-out accuracy of the
 final turn, and the mean accuracy of that turn over the questions of all updates.
 """
 
