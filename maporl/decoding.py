@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from maporl.errors import Fault
+from maporl.errors import Fault, one_line
 from trl_ext.chat.templates import fault_of_grammar
 from trl_ext.ppo.options import Decoding, Natural, NotNegative, Positive, PositiveShare, option, options
 
 BY_TURN = ("temperature", "top_p", "top_k", "max_tokens", "structured_output")
 """The values of a :class:`Sampling` that may be lists by turn, but for its stop strings."""
 
-COMPACT = {"x-guidance": {"whitespace_pattern": " ?"}}
-"""Where a JSON schema has spaces: a model that has learned nothing would write them up to the last token."""
+WRITTEN = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+"""Where JSON has spaces: as ``json.dumps`` writes them. An untrained model would write them up to the last token."""
 IN_EVALUATIONS = ("max_tokens", "stop", "structured_output")
 """Those that evaluations take over."""
 
@@ -33,7 +33,9 @@ class StructuredOutput:
     """
 
     json_schema: str | dict[str, Any] | None = option(
-        None, "A JSON schema, or the path of a file with one. Answers have at most one space between their parts."
+        None,
+        "A JSON schema, or the path of a file with one. Answers have spaces as json.dumps writes them, unless the "
+        "schema has an x-guidance of its own.",
     )
     regex: str | None = option(None, "A regular expression, which the whole answer matches.")
     grammar: str | None = option(None, "A grammar in Lark's form, as the package llguidance reads it.")
@@ -71,7 +73,7 @@ class StructuredOutput:
         if self.grammar is not None:
             made: Any = {"lark_grammar": self.grammar}
         elif (schema := self.schema) is not None:
-            made = {"json_schema": COMPACT | schema}
+            made = {"json_schema": WRITTEN | schema}
         else:
             made = {"lark_grammar": f"start: {self.expression}"}
         return json.dumps({"grammars": [made]}, ensure_ascii=False)
@@ -84,7 +86,7 @@ class StructuredOutput:
             ValueError: it is a whole grammar.
         """
         if (schema := self.schema) is not None:
-            return f"%json {json.dumps(COMPACT | schema)}"
+            return f"%json {json.dumps(WRITTEN | schema)}"
         if self.regex is None:
             raise ValueError("structured_output: a grammar cannot be joined with calls; give json_schema or regex")
         return f"/{self.regex.replace('/', '[/]')}/"
@@ -110,7 +112,7 @@ class StructuredOutput:
         except (OSError, ValueError) as error:
             why = str(error)
         if why:
-            yield Fault(key, why)
+            yield Fault(key, one_line(why, 300))
 
 
 @options(frozen=True)

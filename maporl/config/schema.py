@@ -183,7 +183,11 @@ EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_ext
 
 @section()
 class AgentSection:
-    """One agent: the weights that speak for it, and how they are trained."""
+    """One agent: the weights that speak for it, and how they are trained.
+
+    Raises:
+        ValueError: two keys for one thing have different values.
+    """
 
     model: str | None = option(None, "Hub name or folder of a causal language model. Give either this or `tiny`.")
     tiny: TinySection | None = option(None, "A small character-level model that is built when the run starts.")

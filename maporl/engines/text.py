@@ -55,6 +55,11 @@ class TextEngine(Engine):
             voice = self.policies[request.policy].voice
             try:
                 tokens = token_request(request, voice, decoding, self.max_new_tokens)
+                if self.tokens.ends_with_eos and (grammar := tokens.draw.grammar) is not None:
+                    eos = voice.tokenizer.eos_token_id
+                    held = replace(grammar, stop_ids=(eos,))
+                    draw = replace(tokens.draw, grammar=held, stop_ids=tokens.draw.stop_ids | {eos})
+                    tokens = replace(tokens, draw=draw)
                 asked.append((place, tokens, partial(reply_of, request, voice, tokens)))
             except (PromptTooLong, ChatError) as error:
                 if not request.ask.refusable:
@@ -106,7 +111,11 @@ def token_request(request: Request, voice: Voice, decoding: Decoding, max_new_to
 
 
 def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampled) -> Reply:
-    """Add a completion to the request's transcript, and return it as the engine's reply."""
+    """Add a completion to the request's transcript, and return it as the engine's reply.
+
+    Raises:
+        GrammarError: its grammar cannot be followed, and its ask is not refusable.
+    """
     stops = StopStrings.of(voice.tokenizer, asked.draw.stop)
     completion = sampled.up_to(stops)
     if completion.refused is not None:

@@ -17,7 +17,7 @@ from maporl.environments.calls import CallFormat, JsonFormat
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import AgentTools, Turn
 from maporl.environments.turns import Step as TurnStep
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, one_line
 from maporl.protocols.base import Play
 from maporl.types import Act, Ask, Call, Dialogue, Message, Result, Utterance, has_calls
 from trl_ext.chat.templates import fault_of_grammar
@@ -117,7 +117,7 @@ class SpeakerSpec:
         remedy = "leave it out, or add it to protocol.ignore"
         asked = ask.tool_choice != "auto" or (ask.structured_output and self.engine != "openai")
         if not self.tells_tokens and asked and self.engine != "scripted":  # a teacher says what the task writes
-            yield f"{field}: nothing holds an agent to it that is no model of this run; {remedy}"
+            yield f"{field}: only models of this run are held to it; {remedy}"
         elif self.tells_tokens and (ask.structured_output or ask.schemas):
             try:
                 sampling = self.sampling_of(ask, turn, decoding)
@@ -126,7 +126,7 @@ class SpeakerSpec:
                 return
             held = None if sampling is None else sampling.at(0).get("structured_output")
             if held is not None and (why := fault_of_grammar(held.text)):
-                yield f"{field}: {why}; {remedy}"
+                yield f"{field}: {one_line(why, 300)}; {remedy}"
 
     def sampling_of(self, ask: Ask, turn: int, decoding: Decoding) -> Sampling | None:
         """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.

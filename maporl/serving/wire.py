@@ -158,7 +158,7 @@ def form_of(value: Any) -> StructuredOutput | None:
     """Return what an answer is held to by a ``response_format``, or None if by nothing.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it has another form.
     """
     kind = value.get("type") if isinstance(value, Mapping) else None
     if value is None or kind == "text":

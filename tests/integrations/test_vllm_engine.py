@@ -1,12 +1,13 @@
 """Rollouts by vLLM. The real server is tested where there is one: ``make test-vllm``, with MAPORL_TEST_VLLM_URL and the
 folder of the model that it serves in MAPORL_TEST_VLLM_MODEL. The server needs ``--enable-lora --max-loras 2
---max-lora-rank 16 --logprobs-mode processed_logprobs`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. vLLM in this process
+--max-lora-rank 16 --logprobs-mode processed_logprobs --structured-outputs-config.backend guidance`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. vLLM in this process
 is tested where it is installed beside maporl, with MAPORL_TEST_VLLM_MODEL alone (on CPUs also
 VLLM_ENABLE_V1_MULTIPROCESSING=0 and VLLM_CPU_KVCACHE_SPACE=2).
 """
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 from contextlib import nullcontext
 
@@ -19,6 +20,7 @@ from fake_vllm_server import (
 )
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+from maporl.decoding import Sampling, StructuredOutput, TeamSampling
 from maporl.engines import choice
 from maporl.engines.text import TextEngine
 from maporl.errors import ConfigError, refuse
@@ -220,6 +222,16 @@ COLOCATED = pytest.param(
 )
 
 
+NUMBER = StructuredOutput(
+    json_schema={
+        "type": "object",
+        "properties": {"number": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["number"],
+        "additionalProperties": False,
+    }
+)
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize("where", [SERVED, COLOCATED])
 def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, where):
@@ -245,10 +257,14 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
         RewardSection(),
         sources=odd,
         engines={"vllm": TextEngine(policies, engine, 24)},
+        sampling=TeamSampling(agents={"ann": Sampling(structured_output=NUMBER)}),
     )
     trainer.train()
     records = trainer.run.read_metrics()
     assert len(records) == 3
+    anns = [u["text"] for d in trainer.run.read_dialogues() for u in d["utterances"] if u["agent"] == "ann"]
+    assert anns and all(0 <= json.loads(text)["number"] <= 99 for text in anns)
+    assert all(record["ann/policy/forced_tokens"] > 0 for record in records)
     for record in records:
         for name in ("ann", "bob"):  # bfloat16 on both sides: kernels differ, weights do not
             assert 0 < record[f"{name}/policy/engine_gap"] < 0.2 and abs(record[f"{name}/policy/engine_kl"]) < 0.05

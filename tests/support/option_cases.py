@@ -280,6 +280,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "pythonpath": ("It is a folder of modules.", "tests/config/test_imports.py::test_every_part_of_a_configuration_may_be_the_users_own"),
     "agents.*.load_in_4bit": ("It needs bitsandbytes.", "tests/trl_ext/learning/test_optimizers.py::test_adapters_train_on_a_quantised_base_that_stays_as_it_is"),
     "agents.*.load_in_8bit": ("It needs bitsandbytes.", "tests/trl_ext/learning/test_optimizers.py::test_adapters_train_on_a_quantised_base_that_stays_as_it_is"),
+    **{f"{place}structured_output.{name}": ("Its answers have another form.", "tests/training/test_structured_output.py::test_a_team_is_trained_under_the_masks_by_which_it_was_sampled")
+       for place in ("agents.*.", "agents.*.sampling.", "evaluation.sampling.*.") for name in ("json_schema", "regex", "grammar")},
     "agents.*.pad_token": ("Tiny tokenizers have one.", "tests/cli/test_main.py::test_a_base_model_needs_a_template_and_a_tokenizer_a_padding_token"),
     "agents.*.engine": ("Engines need a server, a person or a module.", "tests/engines/test_engines.py::test_an_engine_of_ones_own_is_a_module_and_a_line"),
     "ppo.engine_tis_mode": ("A sampler must give other probabilities.", "tests/trl_ext/trainer/test_narrow_sampling.py::test_weights_above_the_cap_are_cut_and_what_masks_leave_out_is_not_learned"),

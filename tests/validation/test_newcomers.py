@@ -286,7 +286,7 @@ def asks_for_much(base_url):
     """Each request is refused until the field of the one before it is ignored."""
     for fields in (
         {"temperature": 0.2, "min_p": 0.1, "seed": 1},
-        {"response_format": {"type": "json_object"}, "top_p": 0.5},
+        {"logit_bias": {"7": 5}, "top_p": 0.5},
     ):
         said = ask(base_url, "ann", [user("1+1=")], **fields)
     return said
@@ -333,7 +333,7 @@ def test_what_a_program_is_always_refused_is_told_before_a_run():
     with pytest.raises(ConfigError, match=f"^{REFUSED}min_p: answers are drawn from") as error:
         says("asks_for_much")
     faults = [str(error.value), *error.value.__notes__]
-    fields = ["min_p", "temperature", "response_format", "top_p"]
+    fields = ["min_p", "temperature", "logit_bias", "top_p"]
     assert [fault.removeprefix("error: ").removeprefix(REFUSED).partition(":")[0] for fault in faults] == fields
     assert all(fault.endswith("leave it out, or add it to protocol.ignore") for fault in faults)
     assert says("asks_for_much", ignore=fields) == [], "the advice is followed to its end"

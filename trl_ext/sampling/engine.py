@@ -40,6 +40,9 @@ class TokenEngine:
     """Whether its log-probabilities are those of what ``top_p`` and ``top_k`` leave, and not of the whole distribution,
     which is trained. They cannot be compared then."""
 
+    ends_with_eos: bool = False
+    """Whether the tokenizer's own EOS token alone may end a completion that is held to a grammar."""
+
     def submit(self, requests: Sequence[TokenRequest]) -> Sequence[Future[Sampled] | Ready[Sampled]]:
         """Begin to sample, and return one completion to come for each request, in order.
 

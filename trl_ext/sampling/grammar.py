@@ -109,7 +109,7 @@ class Grammars:
             ends = list(stop_ids)
             try:
                 self._tokens[stop_ids] = from_tokenizer(self.tokenizer, self.size, ends)
-            except ValueError as error:  # one that is no BPE of bytes, such as that of a tiny model
+            except ValueError as error:  # its tokens are not bytes, such as those of a tiny model
                 plain: Any = _Plain(self.tokenizer, ends[0], str(error))
                 self._tokens[stop_ids] = LLTokenizer(plain, self.size, ends)
         return self._tokens[stop_ids]

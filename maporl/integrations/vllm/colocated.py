@@ -16,7 +16,7 @@ import torch
 
 from maporl.errors import ConfigError, install_command, one_line
 from maporl.integrations.vllm.section import ColocateSection
-from maporl.integrations.vllm.server import WHOLE, Server, VLLMFailure, seed_of
+from maporl.integrations.vllm.server import WHOLE, Server, VLLMFailure, held_to, seed_of
 from maporl.team.team import Policy
 from maporl.types import Stop
 from trl_ext.models.adapters import base_state
@@ -108,7 +108,7 @@ class ColocatedServer(Server):
 
     def _begin(self, request: TokenRequest) -> Future[Sampled]:
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         draw = request.draw
         parameters = SamplingParams(
@@ -116,6 +116,7 @@ class ColocatedServer(Server):
             stop_token_ids=sorted(draw.stop_ids), ignore_eos=True, logprobs=0, seed=seed_of(request),
             detokenize=bool(draw.stop), stop=list(draw.stop), include_stop_str_in_output=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            structured_outputs=None if draw.grammar is None else StructuredOutputsParams(**held_to(draw.grammar)),
         )  # fmt: skip
         name, future = str(next(self._numbers)), Future[Sampled]()
         future.set_running_or_notify_cancel()  # nothing but release ends a request early
@@ -231,6 +232,7 @@ def llm_options(section: ColocateSection, base: Any, policies: Sequence[Policy],
         "model": base.config._name_or_path,
         "dtype": str(base.dtype).removeprefix("torch."),
         "logprobs_mode": "processed_logprobs",
+        "structured_outputs_config": {"backend": "guidance"},
         "gpu_memory_utilization": (section.gpu_memory_utilization or SHARE) / share,
         "enable_lora": bool(ranks),
         "load_format": "auto" if policies[0].is_quantized else DUMMY,

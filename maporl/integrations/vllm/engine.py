@@ -60,6 +60,8 @@ class VLLMEngine(TokenEngine):
     """The servers sample from their own copy of the weights."""
     continuous = True
     """vLLM begins with new requests while it works on others."""
+    ends_with_eos = True
+    """vLLM's grammars know no other end."""
 
     def __init__(
         self,

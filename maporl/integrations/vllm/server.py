@@ -1,5 +1,6 @@
 """The client of one ``vllm serve``, and the interface that the engine needs of any vLLM."""
 
+import json
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from maporl.errors import UserError
 from maporl.http_client import HttpClient, HttpFailure, persistent
 from maporl.integrations.vllm.section import VLLMSection
 from maporl.types import Stop
+from trl_ext.ppo.options import Grammar
 from trl_ext.process.random_states import number_of
 from trl_ext.process.waits import Threads
 from trl_ext.sampling.engine import TokenEngine
@@ -127,6 +129,7 @@ class RemoteServer(Server):
             "ignore_eos": True,
             **({"stop": list(draw.stop), "include_stop_str_in_output": True} if draw.stop else {}),
             **({} if seed is None else {"seed": seed}),
+            **({} if draw.grammar is None else {"structured_outputs": held_to(draw.grammar)}),
         }
         what, read = f"{request.label}, model {request.policy!r}", lambda answer: _sampled(answer, draw.max_tokens)
         return self._call(what, self._client.post, "/v1/completions", body, read)
@@ -177,6 +180,12 @@ class RemoteServer(Server):
                 f"{self.url}: {what}: its answer is not that of a vLLM server ({type(error).__name__}: {error}); is it "
                 "one?"
             ) from error
+
+
+def held_to(grammar: Grammar) -> dict[str, Any]:
+    """Return vLLM's structured outputs of a grammar, which its backend ``guidance`` reads as training does."""
+    [one] = json.loads(grammar.text)["grammars"]
+    return {"json": one["json_schema"]} if "json_schema" in one else {"grammar": one["lark_grammar"]}
 
 
 def seed_of(request: TokenRequest) -> int | None:

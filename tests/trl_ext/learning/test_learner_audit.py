@@ -9,6 +9,7 @@ from trl_ext.learning.audit import LEARNER, Watch, audit, counted, source_counts
 
 BROKEN = {
     ("is not masked", "void"): {"advantaged": 91, "learned": 0, "due": 1, "tokens": 91},
+    ("chooses", "idle"): {"tokens": 12, "forced": 12},
     ("is told apart", "idle"): {"compared": 4, "differ": 0, "learned": 0, "groups": "updates"},
     ("learns", "idle"): {"due": 3, "tokens": 20, "learned": 0},
     ("moves", "idle"): {"learned": 20, "tokens": 20, "moved": 0, "due": 3},
@@ -21,6 +22,7 @@ BROKEN = {
 """Numbers of a subject that break a promise and no other."""
 TOLD = {
     ("is not masked", "void"): "had 91 tokens with an advantage, and masks, caps or clips left none of them",
+    ("chooses", "idle"): "chose none of its 12 tokens, because its structured output allowed one alone at each",
     ("is told apart", "idle"): "never had answers of different credit to compare, in 4 updates",
     ("learns", "idle"): "learned from none of its 20 tokens",
     ("moves", "idle"): "had gradients, and its weights moved in none of 3 updates",
