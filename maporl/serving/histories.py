@@ -35,8 +35,8 @@ class Place:
 class Histories:
     """The conversations of a dialogue, by what a client would send to go on with them."""
 
-    _ends: dict[str, int] = field(default_factory=dict)
-    """The utterance with which a conversation ended, by the digest of all its messages."""
+    _ends: dict[str, int | None] = field(default_factory=dict)
+    """The utterance with which a conversation ended, by the digest of all its messages. None: it is one of several."""
     _known: dict[str, list[list[str]]] = field(default_factory=dict)
     """The conversations of each agent, as digests of their messages."""
     _speakers: dict[str, set[str]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Histories:
         digests = _digests(request.messages)
         chain = _chain(request, digests)
         said = [number for number, message in enumerate(request.messages) if message["role"] == "assistant"]
-        end = next((number for number in reversed(said) if chain[number] in self._ends), None)
+        end = next((number for number in reversed(said) if self._ends.get(chain[number]) is not None), None)
         if any(self._seems_own(request.agent, digests[n], end) for n in said if end is None or n > end):
             history: str | None = f"changed: {self._change(request, digests)}"
         else:
@@ -70,15 +70,22 @@ class Histories:
         return agent in self._known and not others
 
     def add(self, request: ChatRequest, reply: Message, utterance: int) -> None:
-        """Remember that ``request`` was answered with ``reply``, which is the text of ``utterance``."""
+        """Remember that ``request`` was answered with ``reply``, which is the text of ``utterance``.
+
+        A client may leave out the text beside its calls, as long as these say which reply it was.
+        """
         messages = [*request.messages, reply]
         digests = _digests(messages)
+        texts = [reply, {"role": "assistant", "content": reply["content"]}]  # others are often not shown its calls
         self._ends[_chain(request, digests)[-1]] = utterance
+        if reply["content"].strip() and reply.get("tool_calls"):
+            texts.append({**reply, "content": ""})
+            called = _chain(request, _digests([*request.messages, texts[-1]]))[-1]
+            self._ends[called] = None if called in self._ends else utterance
         self._known.setdefault(request.agent, []).append([_tools(request), *digests])
         for one, digest in zip(request.messages, digests, strict=False):
             if one["role"] == "assistant":
                 self._speakers.setdefault(digest, {""})
-        texts = [reply, {"role": "assistant", "content": reply["content"]}]  # others are often not shown its calls
         for digest in _digests(texts):
             self._speakers.setdefault(digest, set()).add(request.agent)
 

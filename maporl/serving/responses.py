@@ -107,7 +107,7 @@ def _tools(tools: Any) -> Any:
 
 
 def _messages(instructions: Any, given: Any) -> list[dict[str, Any]]:
-    """Return instructions and input as the messages of a chat completion. Calls are in the message before them."""
+    """Return instructions and input as the messages of a chat completion. Calls are in the message beside them."""
     if instructions is not None and not isinstance(instructions, str):
         raise Refused(f"instructions: expected a text, got {instructions!r:.80}", "instructions", code="invalid_type")
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
@@ -127,7 +127,11 @@ def _messages(instructions: Any, given: Any) -> list[dict[str, Any]]:
                 raise Refused(f"{where}.role: expected one of {sorted(set(ROLES) - {'tool'})}, got {got}", where)
             if item.get("content") is None:
                 raise Refused(f"{where}.content: expected a text", where, code="invalid_type")
-            messages.append({"role": item["role"], "content": content_text(item["content"], where)})
+            content, before = content_text(item["content"], where), messages[-1] if messages else {}
+            if item["role"] == "assistant" and before.get("tool_calls") and before["content"] is None:
+                before["content"] = content  # a reply is one, in whichever order its items come
+            else:
+                messages.append({"role": item["role"], "content": content})
         elif kind == "function_call":
             if not isinstance(item.get("name"), str) or not isinstance(item.get("call_id"), str):
                 raise Refused(f"{where}: expected a call with name and call_id, got {item!r:.80}", where)

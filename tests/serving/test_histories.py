@@ -79,6 +79,23 @@ def test_calls_are_compared_by_what_they_mean_and_not_by_how_they_are_written():
     assert (place.after, place.history) == (0, "continued")
 
 
+def test_a_client_may_leave_out_the_text_beside_calls_that_say_which_reply_it_was():
+    histories, calls = Histories(), {"tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
+    question, result = asked(HELLO, schemas=(TOOL,)), message("tool", "3", name="add")
+    histories.add(question, message("assistant", "I add.", **calls), 0)
+    without = asked(HELLO, message("assistant", "", **calls), result, schemas=(TOOL,))
+    place = histories.place(without)
+    assert (place.after, place.new, place.history) == (0, (result,), "continued")
+    histories.add(without, message("assistant", "3"), 1)
+    more = (*without.messages, message("assistant", "3"), message("user", "and?"))
+    assert histories.place(asked(*more, schemas=(TOOL,))).after == 1
+    assert histories.place(asked(*more, agent="bob", schemas=(TOOL,))).history is None
+    other = asked(HELLO, message("assistant", "", tool_calls=[{"name": "add", "arguments": {}}]), schemas=(TOOL,))
+    assert histories.place(other).after is None
+    histories.add(question, message("assistant", "Again.", **calls), 2)  # now it may be either
+    assert histories.place(without).after is None
+
+
 def test_the_space_around_a_reply_does_not_matter_because_clients_leave_it_out():
     histories = known((asked(HELLO), " hi\n"))
     place = histories.place(asked(HELLO, message("assistant", "hi"), message("user", "and?")))

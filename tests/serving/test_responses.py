@@ -64,6 +64,17 @@ def test_items_become_messages_and_calls_belong_to_the_text_before_them():
     )
 
 
+def test_a_reply_is_one_message_in_whichever_order_its_items_come():
+    user, result = (
+        {"role": "user", "content": "1+2?"},
+        {"type": "function_call_output", "call_id": "call_3_0", "output": "3"},
+    )
+    swapped = read(input=[user, ADD, MESSAGE, result, MESSAGE]).messages
+    assert swapped[:3] == read(input=[user, MESSAGE, ADD, result]).messages
+    assert swapped[3:] == ({"role": "assistant", "content": "I add."},)
+    assert [one["content"] for one in read(input=[MESSAGE, MESSAGE]).messages] == ["I add.", "I add."]
+
+
 def test_tools_are_those_of_chat_completions():
     assert read(tools=[TOOL]).schemas == (SCHEMA,)
     assert read(tools=[TOOL], tool_choice="none").schemas == ()
