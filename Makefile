@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # tests start many processes, which need not compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart picture test test-newest test-oldest test-slow test-vllm check bench format reference notebooks docs package clean
+.PHONY: quickstart picture test test-newest test-oldest test-slow test-vllm test-clients check bench format reference notebooks docs package clean
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -70,6 +70,11 @@ test-vllm: $(VENV)/installed-dev
 	@test -n "$$MAPORL_TEST_VLLM_URL" -a -n "$$MAPORL_TEST_VLLM_MODEL" || $(BIN)/python -c "import vllm" || { echo "install vllm, or set MAPORL_TEST_VLLM_URL and MAPORL_TEST_VLLM_MODEL: tests/integrations/test_vllm_engine.py says how to start a server"; exit 2; }
 	$(BIN)/python -m pytest -m vllm tests/integrations/test_vllm_engine.py tests/integrations/test_vllm_here.py tests/integrations/test_vllm_calling.py
 	$(BIN)/python -m pytest -m vllm tests/system/test_ray_vllm.py  # by itself: vLLM imports Ray, which must begin with safe settings
+
+# what works with which client of models behind an address, each in an environment of its own with its newest version: it
+# writes the table of docs/howto/clients.md. CLIENTS="openai agno" tries these alone
+test-clients: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/clients/table.py $(CLIENTS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
