@@ -52,6 +52,12 @@ def test_at_grpo_compares_candidates_of_one_agent_at_one_turn(reward, expected):
     close(estimate(batch, config(key=("prompt", "agent", "turn"))), expected)
 
 
+@pytest.mark.parametrize(("returns", "expected"), [("reward_to_go", [4.5, 3, 1, 2]), ("trajectory", [5, 4, 5, 4])])
+def test_a_return_over_an_agents_turns_leaves_out_what_others_earned(returns, expected):
+    batch = one_prompt([4, 2, 1, 2], agent=["a", "b", "a", "b"], rollout=[0] * 4, turn=[0, 0, 1, 1], order=[0, 0, 1, 1])
+    close(estimate(batch, config(returns, baseline="none", scale="none", gamma=0.5)), expected)
+
+
 def test_problems_are_never_merged_into_one_group():
     """The published code grouped [2, 2] of one problem with [0, 0] of the next; as intended all four are exactly 0."""
     batch = TurnBatch(reward=[2, 2, 0, 0], prompt=[0, 0, 1, 1], agent=["a"] * 4, turn=[0] * 4)

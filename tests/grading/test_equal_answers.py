@@ -147,6 +147,13 @@ RIGHT = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("spelled", "label"), [("three fourths", "3/4"), ("one half", "1/2"), ("two and one third", "7/3")]
+)
+def test_fractions_in_words_are_numbers(spelled, label):
+    assert same_answer(spelled, label) is True and same_answer(spelled, f"{label}1") is False
+
+
 @pytest.mark.parametrize("kind", WRONG)
 def test_no_wrong_answer_is_paid(kind):
     paid = [(answer, label) for answer, label in WRONG[kind] if graded(answer, label)]

@@ -1,5 +1,7 @@
 """Whole credit: penalties on the author alone, penalties that replace scores, the bonus, utterances without answers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from maporl.environments.base import Environment
 from maporl.environments.rooms import EnvironmentSpec, Room
 from maporl.rewards import assign_credit
 from maporl.rewards.functions import CompletionReward
-from maporl.rewards.labels import Brevity, majority, verdict
+from maporl.rewards.labels import Brevity, is_verdict, majority, verdict
 from maporl.types import Dialogue, Example, Grade, Stop, Utterance
 
 AGENTS = ("ann", "bob")
@@ -173,3 +175,11 @@ def test_a_majority_has_voters_of_all_debates_and_reads_no_label():
         [1.0, 0.0, 1.0, 1.0, None], [0.0, 0.0, 0.0, 1.0, None], [0.0, 0.0, 0.0, 0.0, None], [0.0, 0.0, 0.5, 0.5, None],
     ]  # fmt: skip
     assert majority([debate(2, ["so", "hm it is so"], first="so what")], task) == [[0.0, 0.0, 0.0, 0.0, None]]
+
+
+@pytest.mark.parametrize(
+    ("role", "answers", "parents"), [("solver", False, (0,)), ("verifier", True, (0,)), ("verifier", False, ())]
+)
+def test_only_a_verifier_that_was_shown_a_draft_and_does_not_answer_gives_a_verdict(role, answers, parents):
+    said = Utterance(1, "bob", "bob", 0, 0, [], "right", role="verifier", answers=False, parents=(0,))
+    assert is_verdict(said) and not is_verdict(replace(said, role=role, answers=answers, parents=parents))
