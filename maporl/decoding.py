@@ -19,8 +19,34 @@ BY_TURN = ("temperature", "top_p", "top_k", "max_tokens", "structured_output")
 
 WRITTEN = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 """Where JSON has spaces: as ``json.dumps`` writes them. An untrained model would write them up to the last token."""
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""The keys of a JSON schema that have schemas by name."""
+OPEN = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "$ref"})
+"""The keys of an object that say which other properties it may have."""
 IN_EVALUATIONS = ("max_tokens", "stop", "structured_output")
 """Those that evaluations take over."""
+
+
+def as_written(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON schema for what a model writes: an object that lists its properties has no others, unless it says
+    ``additionalProperties``, because what nobody asked for has no end.
+
+    >>> as_written({"properties": {"a": {}}})["additionalProperties"]
+    False
+    """
+
+    def closed(part: Any, named: bool = False) -> Any:
+        """Return a schema with closed objects, or a mapping of ``named`` ones."""
+        if isinstance(part, list):
+            return [closed(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        kept = () if named else ("enum", "const", "default", "examples")
+        told = {key: one if key in kept else closed(one, not named and key in NAMED) for key, one in part.items()}
+        is_open = named or not isinstance(part.get("properties"), dict) or not OPEN.isdisjoint(part)
+        return told if is_open else told | {"additionalProperties": False}
+
+    return WRITTEN | (schema if "allOf" in json.dumps(schema) else closed(schema))
 
 
 @options(frozen=True)
@@ -73,7 +99,7 @@ class StructuredOutput:
         if self.grammar is not None:
             made: Any = {"lark_grammar": self.grammar}
         elif (schema := self.schema) is not None:
-            made = {"json_schema": WRITTEN | schema}
+            made = {"json_schema": as_written(schema)}
         else:
             made = {"lark_grammar": f"start: {self.expression}"}
         return json.dumps({"grammars": [made]}, ensure_ascii=False)
@@ -86,7 +112,7 @@ class StructuredOutput:
             ValueError: it is a whole grammar.
         """
         if (schema := self.schema) is not None:
-            return f"%json {json.dumps(WRITTEN | schema)}"
+            return f"%json {json.dumps(as_written(schema))}"
         if self.regex is None:
             raise ValueError("structured_output: a grammar cannot be joined with calls; give json_schema or regex")
         return f"/{self.regex.replace('/', '[/]')}/"

@@ -35,6 +35,6 @@ export async function stream(prompt, baseURL, apiKey) {
 }
 
 export async function structured(prompt, baseURL, apiKey) {
-  const output = Output.object({ schema: z.object({ answer: z.number() }) });
+  const output = Output.object({ schema: z.object({ answer: z.int() }) });
   return (await generateText({ model: model(baseURL, apiKey), prompt, output })).output.answer;
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.config.call_options import CallTexts
-from maporl.decoding import WRITTEN
+from maporl.decoding import as_written
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
@@ -124,7 +124,7 @@ class CallFormat:
 
 def _held(tool: Tool, strict: bool) -> str:
     """Return what the arguments of a call are held to, in Lark's form."""
-    return f"%json {json.dumps(WRITTEN | (tool.parameters if strict else {'type': 'object'}))}"
+    return f"%json {json.dumps(as_written(tool.parameters if strict else {'type': 'object'}))}"
 
 
 class NativeFormat(CallFormat):

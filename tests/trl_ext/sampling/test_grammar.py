@@ -10,7 +10,7 @@ import torch
 from tiny_models import OPTIONS, build_any, filled, gradient_of, learner_of
 from torch import nn
 
-from maporl.decoding import StructuredOutput
+from maporl.decoding import StructuredOutput, as_written
 from trl_ext.chat.templates import fault_of_grammar
 from trl_ext.ppo import maths
 from trl_ext.ppo.batch import Completion
@@ -235,6 +235,23 @@ def test_what_cannot_be_followed_is_refused_with_its_place_in_bounded_time(schem
 ], ids=lambda schema: str(schema)[:40])  # fmt: skip
 def test_what_looks_hostile_and_is_not_is_taken(schema):
     assert fault_of_grammar(StructuredOutput(json_schema=schema).text) is None
+
+
+def test_an_object_that_lists_its_properties_has_no_others_unless_it_says_so():
+    inner = {"properties": {"x": {"const": {"properties": {}}}}}
+    schema = {
+        "properties": {"properties": inner, "open": {"properties": {}, "additionalProperties": True}},
+        "$defs": {"d": inner},
+    }
+    shut = inner | {"additionalProperties": False}
+    wanted = {
+        "properties": {"properties": shut, "open": schema["properties"]["open"]},
+        "$defs": {"d": shut},
+        "additionalProperties": False,
+    }
+    assert {key: one for key, one in as_written(schema).items() if key != "x-guidance"} == wanted
+    joined = {"allOf": [inner, {"properties": {"y": {}}}]}
+    assert as_written(joined)["allOf"] == joined["allOf"], "each part of it would refuse the other's"
 
 
 def test_other_faults_of_structured_outputs(model_of, tmp_path):
