@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 2 tests/support/distributed_worker.py CONFIG.json OUT
 
-``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``algorithms``, ``lora``, ``pool``, ``resume``, ``strategy``,
+``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``algorithms``, ``structured`` (what ann's answers match), ``lora``, ``pool``, ``resume``, ``strategy``,
 ``die`` and ``fails``, both a rank; the second one's reward fails in the last update. Writes the weights and the metrics from the main process.
 """
 
@@ -26,6 +26,8 @@ from maporl import (
     RewardFailure,
     RewardSection,
     RewardSource,
+    Sampling,
+    StructuredOutput,
     Team,
 )
 from maporl.config.schema import AdvantageConfig, TinySection
@@ -58,13 +60,14 @@ def build(architecture: str, seed: int):
     return build_tiny_model(section, tokenizer), tokenizer
 
 
-def team_of(lora: str | None, algorithms: dict) -> Team:
+def team_of(lora: str | None, algorithms: dict, structured: str | None) -> Team:
     own = {name: Algorithm(**options) for name, options in algorithms.items()}
     ann, ann_tokenizer = build("llama", 1)
     if lora is None:
         bob, bob_tokenizer = build("qwen3", 2)
         agents = [Agent("ann", ann, ann_tokenizer), Agent("bob", bob, bob_tokenizer)]
-        return Team([replace(agent, algorithm=own.get(agent.name, Algorithm())) for agent in agents])
+        held = {} if structured is None else {"ann": Sampling(structured_output=StructuredOutput(regex=structured))}
+        return Team([replace(a, algorithm=own.get(a.name, Algorithm()), sampling=held.get(a.name)) for a in agents])
     options = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     torch.manual_seed(3)
     shared = get_peft_model(ann, options, adapter_name="ann")
@@ -87,7 +90,7 @@ def main() -> None:
     out = Path(sys.argv[2])
     args = MultiAgentPPOConfig(**options["args"])
     trainer = MultiAgentPPOTrainer(
-        args, team_of(options.get("lora"), options.get("algorithms", {})), Arithmetic(largest=9),
+        args, team_of(options.get("lora"), options.get("algorithms", {}), options.get("structured")), Arithmetic(largest=9),
         Debate(turns=2, later="{others};{question}", quote="{text}", separator=";"),
         Arithmetic(largest=9, split="eval"), RewardSection(sources={"odd": 1.0}), sources={"odd": odd},
         advantage=AdvantageConfig(**options["advantage"]) if "advantage" in options else None,

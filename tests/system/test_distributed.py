@@ -77,7 +77,7 @@ ALGORITHMS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_two_processes_make_the_same_steps_of_each_algorithm(tmp_path, name):
+def test_two_processes_make_the_same_steps_of_each_algorithm_and_under_the_same_masks(tmp_path, name):
     if name.startswith("Zero"):
         pytest.importorskip("deepspeed")
     for part in ("one", "two"):
@@ -85,17 +85,24 @@ def test_two_processes_make_the_same_steps_of_each_algorithm(tmp_path, name):
     # DeepSpeed counts the critic's first steps as steps of the policy too, which makes its later ones larger
     warmup = {} if name.startswith("Zero") else {"critic_warmup": 1}
     algorithms = ALGORITHMS | {"ann": ALGORITHMS["ann"] | warmup}
-    expected, one = trained(tmp_path / "one", 1, algorithms=algorithms)
+    held = {"algorithms": algorithms, "structured": "[0-9]{1,2}[+]?"}
+    expected, one = trained(tmp_path / "one", 1, **held)
     options = {
         "strategy": name.split("-")[0],
         "args": {"use_cpu": not name.startswith("Zero")},
-        "algorithms": algorithms,
+        **held,
     }
     weights, two = trained(tmp_path / "two", 2, STRATEGIES[name], **options)
     assert weights.keys() == expected.keys() and not any(key.startswith("head.bob") for key in weights)
     for key, value in expected.items():
         torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
-    for key in ("ann/loss/value_avg", "ann/objective/kl", "bob/reward_std", "bob/grad_norm"):
+    for key in (
+        "ann/loss/value_avg",
+        "ann/objective/kl",
+        "ann/policy/forced_tokens",
+        "bob/reward_std",
+        "bob/grad_norm",
+    ):
         own, alone = ([r[key] for r in some if key in r] for some in (two, one))
         assert own and own == pytest.approx(alone, abs=2e-5), key
 

@@ -22,8 +22,14 @@ from maporl.validation.preflight import check_run
 SECTION = ClusterSection(backend="ray", batching="flow")
 LOOPS = {name for name in recipe_files() if "loop" in tiny_version(name, "run")}
 RECIPES = sorted(set(recipe_files()) - LOOPS)
-QUICK = ("dr_mas_search", "dr_mas_search with PPO", pytest.param("maporl", marks=pytest.mark.slow))
-"""With tools, with an agent that learns in another way than the others, and with a critic for each turn."""
+QUICK = (
+    "dr_mas_search",
+    "dr_mas_search with PPO",
+    "dr_mas with an expression",
+    pytest.param("maporl", marks=pytest.mark.slow),
+)
+"""With tools, with an agent that learns in another way than the others, with one whose answers are held to an
+expression, and with a critic for each turn."""
 PPO = {
     "advantage": {"returns": "token_gae", "baseline": "critic", "scale": "std", "key": ["agent", "turn"], "singleton": "error"},
     "ppo": {"num_ppo_epochs": 2, "kl_coef": 0.1}, "critic": "head", "learning_rate": 1e-3,
@@ -37,7 +43,8 @@ def config_of(name, folder, backend="local"):
     values = tiny_version(recipe, str(folder))
     if other:
         first = next(iter(values["agents"]))
-        values["agents"] |= {first: (values["agents"][first] or {}) | {"algorithm": PPO}}
+        more = {"algorithm": PPO} if other == "PPO" else {"structured_output": {"regex": "[0-9]{1,2}[+]?"}}
+        values["agents"] |= {first: (values["agents"][first] or {}) | more}
     return from_dict(values | brief | own, name)
 
 
@@ -90,6 +97,6 @@ def backend():
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
-@pytest.mark.parametrize("name", [*RECIPES, "dr_mas_search with PPO"])
+@pytest.mark.parametrize("name", [*RECIPES, "dr_mas_search with PPO", "dr_mas with an expression"])
 def test_an_update_on_ray_is_that_of_a_local_run(name, backend, tmp_path):
     assert_an_update_is_that_of_a_local_run(name, backend, tmp_path)

@@ -17,6 +17,7 @@ from trl_ext.errors import UserError
 from trl_ext.models.adapters import adapter_parameters
 from trl_ext.models.forward import base_of
 from trl_ext.ppo.batch import Completion, Mark, TokenBatch
+from trl_ext.ppo.options import Grammar
 
 # -- samples and their numbers -----------------------------------------------------------------------------------------
 
@@ -34,6 +35,7 @@ class Samples:
         temperatures: for each completion its temperature. NaN for that of the run.
         ended: for each completion, whether it ended by itself.
         labels: the names of the completions in errors.
+        grammars: what each completion was held to.
     """
 
     ids: np.ndarray
@@ -43,6 +45,7 @@ class Samples:
     temperatures: np.ndarray
     ended: np.ndarray
     labels: list[str]
+    grammars: list[Grammar | None]
 
     @classmethod
     def of(cls, completions: Sequence[Completion]) -> "Samples":
@@ -71,6 +74,7 @@ class Samples:
             ),
             np.asarray([completion.ended for completion in completions], dtype=bool),
             [completion.label for completion in completions],
+            [completion.grammar for completion in completions],
         )
 
     def completions(self) -> list[Completion]:
@@ -93,6 +97,7 @@ class Samples:
                     critic_prompt_ids=None if critic < 0 else self.ids[end : end + critic].tolist(),
                     sampled_logprobs=None if np.isnan(logprobs).any() else logprobs.tolist(),
                     temperature=None if np.isnan(temperature) else temperature,
+                    grammar=self.grammars[number],
                 )
             )
             start, drawn = end + max(critic, 0), drawn + response
