@@ -107,7 +107,10 @@ def with_calls(question, base_url, api_key):
     messages = [{"role": "user", "content": question}]
     for agent in ("ann", "bob"):
         for choice in ("required", {"type": "function", "function": {"name": "add"}}, "auto"):
-            said = client.chat.completions.create(model=agent, messages=messages, tools=[STRICT], tool_choice=choice)
+            longest = 30 if choice == "auto" else 120
+            said = client.chat.completions.create(
+                model=agent, messages=messages, tools=[STRICT], tool_choice=choice, max_tokens=longest
+            )
             for call in said.choices[0].message.tool_calls or ():
                 arguments = json.loads(call.function.arguments)
                 assert call.function.name == "add" and 0 <= arguments["a"] <= 9 and arguments["b"] in (1, 2)
@@ -119,7 +122,10 @@ def with_calls(question, base_url, api_key):
     return "4"
 
 
-@pytest.mark.parametrize("client", [with_openai, with_responses, with_anthropic, with_langchain, with_calls])
+@pytest.mark.parametrize(
+    "client",
+    [with_openai, with_responses, with_anthropic, pytest.param(with_langchain, marks=pytest.mark.slow), with_calls],
+)
 def test_every_answer_of_an_untrained_model_can_be_read_and_is_learned_from(tmp_path, client):
     SEEN.clear()
     sections = {

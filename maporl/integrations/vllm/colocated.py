@@ -108,15 +108,18 @@ class ColocatedServer(Server):
 
     def _begin(self, request: TokenRequest) -> Future[Sampled]:
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind
 
-        draw = request.draw
+        draw, held = request.draw, {}
+        if draw.grammar is not None:
+            from vllm.sampling_params import StructuredOutputsParams
+
+            held = {"structured_outputs": StructuredOutputsParams(**held_to(draw.grammar))}
         parameters = SamplingParams(
             max_tokens=draw.max_tokens, temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k,
             stop_token_ids=sorted(draw.stop_ids), ignore_eos=True, logprobs=0, seed=seed_of(request),
             detokenize=bool(draw.stop), stop=list(draw.stop), include_stop_str_in_output=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            structured_outputs=None if draw.grammar is None else StructuredOutputsParams(**held_to(draw.grammar)),
+            output_kind=RequestOutputKind.FINAL_ONLY, **held,
         )  # fmt: skip
         name, future = str(next(self._numbers)), Future[Sampled]()
         future.set_running_or_notify_cancel()  # nothing but release ends a request early
