@@ -6,11 +6,14 @@ draw tokens.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from maporl.errors import Fault, one_line
+from trl_ext.chat.template_worker import PARTED, VALUES
 from trl_ext.chat.templates import fault_of_grammar
 from trl_ext.ppo.options import Decoding, Natural, NotNegative, Positive, PositiveShare, option, options
 
@@ -19,8 +22,6 @@ BY_TURN = ("temperature", "top_p", "top_k", "max_tokens", "structured_output")
 
 WRITTEN = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 """Where JSON has spaces: as ``json.dumps`` writes them. An untrained model would write them up to the last token."""
-NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""The keys of a JSON schema that have schemas by name."""
 OPEN = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "$ref"})
 """The keys of an object that say which other properties it may have."""
 IN_EVALUATIONS = ("max_tokens", "stop", "structured_output")
@@ -41,8 +42,8 @@ def as_written(schema: dict[str, Any]) -> dict[str, Any]:
             return [closed(one) for one in part]
         if not isinstance(part, dict):
             return part
-        kept = () if named else ("enum", "const", "default", "examples")
-        told = {key: one if key in kept else closed(one, not named and key in NAMED) for key, one in part.items()}
+        kept = () if named else VALUES
+        told = {key: one if key in kept else closed(one, not named and key in PARTED) for key, one in part.items()}
         is_open = named or not isinstance(part.get("properties"), dict) or not OPEN.isdisjoint(part)
         return told if is_open else told | {"additionalProperties": False}
 
@@ -78,7 +79,7 @@ class StructuredOutput:
             return "a JSON schema"
         return "a grammar" if self.regex is None else "a regular expression"
 
-    @property
+    @cached_property
     def schema(self) -> dict[str, Any] | None:
         """Return the JSON schema.
 
@@ -93,7 +94,7 @@ class StructuredOutput:
             raise ValueError(f"{self.json_schema}: expected a JSON schema, got {read!r:.80}")
         return read
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Return the grammar as :class:`trl_ext.ppo.options.Grammar` has it."""
         if self.grammar is not None:
@@ -115,7 +116,8 @@ class StructuredOutput:
             return f"%json {json.dumps(as_written(schema))}"
         if self.regex is None:
             raise ValueError("structured_output: a grammar cannot be joined with calls; give json_schema or regex")
-        return f"/{self.regex.replace('/', '[/]')}/"
+        # a slash, escaped or not, would end the expression
+        return "/" + re.sub(r"(?s)\\.|/", lambda found: r"\x2f" if found[0][-1] == "/" else found[0], self.regex) + "/"
 
     @property
     def response_format(self) -> dict[str, Any]:

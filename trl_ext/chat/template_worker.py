@@ -30,6 +30,8 @@ SPARE = 2**18
 """Most characters of a rendered text, besides eight times the characters of the request."""
 PARTED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """The keys of a JSON schema that hold schemas by name."""
+VALUES = ("enum", "const", "default", "examples")
+"""The keys of a JSON schema that hold values, and no schemas."""
 
 
 def main() -> None:
@@ -134,7 +136,7 @@ def try_grammar(text: str) -> dict[str, str]:
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """Yield the schemas in ``schema`` with their keys."""
     for key, value in schema.items():
-        if key in ("enum", "const", "default", "examples"):
+        if key in VALUES:
             continue
         if isinstance(value, dict) and key not in PARTED:
             yield [key], value

@@ -11,7 +11,7 @@ from tiny_models import OPTIONS, build_any, filled, gradient_of, learner_of
 from torch import nn
 
 from maporl.decoding import StructuredOutput, as_written
-from trl_ext.chat.templates import fault_of_grammar
+from trl_ext.chat.templates import fault_of_grammar, try_grammar
 from trl_ext.ppo import maths
 from trl_ext.ppo.batch import Completion
 from trl_ext.ppo.options import Grammar
@@ -252,6 +252,20 @@ def test_an_object_that_lists_its_properties_has_no_others_unless_it_says_so():
     assert {key: one for key, one in as_written(schema).items() if key != "x-guidance"} == wanted
     joined = {"allOf": [inner, {"properties": {"y": {}}}]}
     assert as_written(joined)["allOf"] == joined["allOf"], "each part of it would refuse the other's"
+
+
+@pytest.mark.parametrize("regex", ["a/b", r"a\/b", "a[/]b", "a[x/]b", r"a[\/]b"])
+def test_a_slash_ends_no_expression(regex):
+    assert try_grammar(StructuredOutput(regex=regex).text) in ({"example": "a/b"}, {"example": "axb"})
+
+
+def test_a_schema_of_a_file_is_read_once(tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "null"}')
+    form = StructuredOutput(json_schema=str(file))
+    text = form.text
+    file.write_text('{"type": "boolean"}')
+    assert form.text == text and form == StructuredOutput(json_schema=str(file))
 
 
 def test_other_faults_of_structured_outputs(model_of, tmp_path):
