@@ -28,7 +28,7 @@ SAME = ("max_tokens", "metadata", "model", "service_tier", "stream", "temperatur
 READ = frozenset({"messages", "system", "tools"})
 WITHOUT_EFFECT = frozenset({"cache_control", "inference_geo", "speed", "user_profile_id"})
 """Fields that change nothing that a reply says."""
-NEUTRAL: dict[str, Any] = {"thinking": {"type": "disabled"}}
+NEUTRAL: dict[str, Any] = {"output_config": {}, "thinking": {"type": "disabled"}}
 """Fields of which only the value that changes nothing can be had."""
 BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use"), "system": ("text",)}
 """The kinds of blocks that a message of each role may have."""
@@ -78,8 +78,6 @@ def read_message(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) 
         elif name in NEUTRAL:
             if value != NEUTRAL[name]:
                 faults.append((name, f"{one_line(json.dumps(value), 80)} is not supported"))
-        elif name == "output_config":
-            faults.append((name, f"{one_line(json.dumps(value), 80)} is not supported"))
         elif name not in READ and name not in WITHOUT_EFFECT:
             faults.append((name, "this field is not supported"))
     chat = {name: value for name, value in chat.items() if name not in ignored}
