@@ -1,6 +1,8 @@
 """The command line of the server: ``python -m reward_server``, and ``maporl serve``."""
 
 import os
+import shlex
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -13,6 +15,7 @@ from trl_ext.process.threads import wait_briefly
 
 @command
 def serve(
+    run: Annotated[str | None, typer.Argument(hidden=True)] = None,
     *,
     model: Annotated[
         str | None, typer.Option("--model", help="A verifier: folder or hub name.", show_default=False)
@@ -42,6 +45,9 @@ def serve(
 
     A score is between 0 and 1: the sigmoid of the model's output at the end of a chat.
     """
+    run = run or (model if model is not None and Path(model, "config.yaml").is_file() else None)
+    if run is not None:
+        raise ServerError(f"{run}: this serves verifiers; a trained team is served by: maporl api {shlex.quote(run)}")
     if labels == (model is not None) or labels != (task is not None):
         raise ServerError("expected either --model DIR, or --task NAME with --labels")
     must_be_free(options.host, options.port)

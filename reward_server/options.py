@@ -1,41 +1,12 @@
 """How the server listens and what it refuses; the command line is made from these fields. Imports no torch."""
 
-import errno
-import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from maporl.config.schema import TOKEN_VARIABLE
-from maporl.hosts import is_loopback
-from maporl.text import read_users_text
-from trl_ext.errors import UserError
+from maporl.guard.listening import ServerError as ServerError
+from maporl.guard.listening import bound, check_reach, token_in
 from trl_ext.ppo.options import option
-
-SHORTEST_TOKEN = 16
-
-
-class ServerError(UserError, ValueError):
-    """Options that the server cannot start with."""
-
-    exit_status = 2
-
-
-def read_token(file: Path | None) -> str | None:
-    """The token in ``file``; without a file, the token in the environment, or None without that one too.
-
-    Raises:
-        ServerError: ``file`` cannot be read, or is empty.
-    """
-    if file is None:
-        return os.environ.get(TOKEN_VARIABLE, "").strip() or None
-    try:
-        token = read_users_text(file).strip()
-    except (OSError, UnicodeError) as error:
-        raise ServerError(f"--token-file {file}: cannot be read ({type(error).__name__})") from error
-    if not token:
-        raise ServerError(f"--token-file {file}: is empty; expected the token on one line")
-    return token
 
 
 def must_be_free(host: str, port: int) -> None:
@@ -44,16 +15,12 @@ def must_be_free(host: str, port: int) -> None:
     Raises:
         ServerError: the port is taken, may not be used, or the host is not an address of this machine.
     """
-    try:
-        with socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, reuse_port=False
-        ):
-            pass
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        what = "is taken, perhaps by another server" if taken else f"cannot be listened on ({error.strerror or error})"
-        remedy = "stop it, or choose another --port" if taken else "choose another --host or --port"
-        raise ServerError(f"--host {host} --port {port}: the port {what}; {remedy}") from None
+    bound(host, port).close()
+
+
+def read_token(file: Path | None) -> str | None:
+    """Return the token in ``file``, or without a file that in the environment (:func:`token_in`)."""
+    return token_in(file, TOKEN_VARIABLE)
 
 
 @dataclass(frozen=True)
@@ -85,13 +52,4 @@ class ServerOptions:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ServerError(f"--{name.replace('_', '-')}: expected above 0, got {value}")
-        if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
-            raise ServerError(
-                f"token: expected at least {SHORTEST_TOKEN} ASCII characters, got {len(self.token)}; make one with "
-                "'python -c \"import secrets; print(secrets.token_urlsafe(32))\"'"
-            )
-        if self.token is None and not is_loopback(self.host):
-            raise ServerError(
-                f"--host {self.host}: others can reach this address, so a token is needed; set {TOKEN_VARIABLE} or "
-                "--token-file, or listen on 127.0.0.1"
-            )
+        check_reach(self.host, self.token, TOKEN_VARIABLE)

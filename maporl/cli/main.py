@@ -48,6 +48,7 @@ COMMANDS = {
         "plan": "maporl.studies.planning.command:plan",
         "doctor": "maporl.cli.share:doctor",
         "schema": "maporl.cli.share:schema",
+        "api": "maporl.serving.command:api",
         "serve": "reward_server.cli:serve",
     },
 }

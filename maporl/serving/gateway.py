@@ -1,7 +1,7 @@
 """The server through which programs reach their agents: on loopback, in this process, with a token for each dialogue.
 
-Data flow: a client -> :class:`Gateway` (server's thread) -> :class:`Call` in the :class:`Session` of its dialogue,
-which the protocol takes (driver's thread) and answers with what the agent has said.
+Data flow: a client -> :class:`Gateway` (server's thread) -> a call in the :class:`Session` of its dialogue, which the
+protocol takes (driver's thread) and answers with what the agent has said.
 """
 
 import asyncio
@@ -13,60 +13,21 @@ import os
 import secrets
 import socket
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from maporl.errors import ConfigError, install_command
-from maporl.guard import Budget, Denied, Door, Guard, Limits, check_host, read_json
-from maporl.serving import anthropic, responses
-from maporl.serving.wire import ChatRequest, Refused, chunks, completion, read_chat, with_headers
-from maporl.types import Utterance
+from maporl.guard import Denied, Limits, check_host
+from maporl.serving.routes import METHODS, Call, answered, error_in, guarded, json_of, routes
+from maporl.serving.wire import Refused
 from trl_ext.process.waits import pause
 
 logger = logging.getLogger(__name__)
 SETTLE = 0.002
 """Seconds without another request after which those of a dialogue are asked, so that parallel ones come together."""
 LIMITS = Limits()
-
-Reader = Callable[[Any, Sequence[str], Sequence[str]], ChatRequest]
-"""Reads the JSON of a request, which may ask certain agents, and of which certain fields are left out."""
-Writer = Callable[..., Any]
-"""Writes an utterance as the reply to a request, with an id and the time, and then the other samples of the reply."""
-Form = Callable[[Refused], dict[str, Any]]
-"""Writes an error."""
-
-
-@dataclass(eq=False)
-class Call:
-    """A request of a program that waits for its answer.
-
-    Args:
-        request: what is asked.
-        loop: the event loop in which the client waits.
-        done: the answer to come.
-    """
-
-    request: ChatRequest
-    loop: asyncio.AbstractEventLoop
-    done: "asyncio.Future[tuple[Utterance, ...]]"
-
-    def answer(self, *samples: Utterance) -> None:
-        """Send the utterances that answer it. What a client has given up is sent to nobody."""
-        self._settle(lambda: self.done.set_result(samples))
-
-    def refuse(self, why: Refused) -> None:
-        """Send an error."""
-        self._settle(lambda: self.done.set_exception(why))
-
-    def _settle(self, settle: Callable[[], None]) -> None:
-        def once() -> None:
-            if not self.done.done():
-                settle()
-
-        self.loop.call_soon_threadsafe(once)
 
 
 @dataclass
@@ -91,6 +52,8 @@ class Session:
         refused: why requests were refused.
         denied: how many were, of which one may have several reasons.
     """
+
+    ignored_by: ClassVar[str] = "protocol.ignore"
 
     name: str
     secret: str
@@ -202,17 +165,9 @@ class Gateway:
         # 40 ms, until the client has acknowledged the head
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        routes, budget = self._app(), Budget(LIMITS.held)
-        forms: tuple[Form, ...] = (Refused.body, anthropic.error)
-        guards = {
-            form: Guard(routes, LIMITS, Door(self._enter, _error_in(form), self._count, _log), budget) for form in forms
-        }
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await guards[_form(scope["path"])](scope, receive, send)
-
+        app = guarded(self._app(), LIMITS, self._enter, self._count, _log)
         # what ends a connection before its path has come is told in OpenAI's form
-        self._server = guarded_server(app, LIMITS, _error_in(Refused.body), log_level="error", lifespan="off")
+        self._server = guarded_server(app, LIMITS, error_in(Refused.body), log_level="error", lifespan="off")
         serve = self._server.serve([self._socket])
         threading.Thread(target=asyncio.run, args=(serve,), name="programs' server", daemon=True).start()
         while not self._server.started:
@@ -234,56 +189,11 @@ class Gateway:
 
     def _app(self) -> Any:
         from starlette.requests import Request
-        from starlette.responses import JSONResponse, Response, StreamingResponse
+        from starlette.responses import JSONResponse, Response
         from starlette.routing import Route, Router
 
-        def answered(handle: Callable[[Session, Request], Any]) -> Callable[[Request], Any]:
-            async def endpoint(request: Request) -> Response:
-                session: Session = request.scope["session"]
-                try:
-                    return await handle(session, request)
-                except Refused as error:
-                    refused = error
-                except Exception:
-                    logger.exception("a request of a program failed; this is an error of maporl")
-                    refused = Refused("maporl failed at this request; its log says why", status=500, code="internal")
-                session.count(refused.code, refused.message)
-                # asked again, it would be refused again; clients would ask, where there are too many calls
-                body = _form(request.scope["path"])(refused)
-                return JSONResponse(body, refused.status, {"x-should-retry": "false"})
-
-            return endpoint
-
-        def replies(read: Reader, whole: Writer, pieces: Writer, prefix: str) -> Callable[[Session, Request], Any]:
-            async def handle(session: Session, request: Request) -> Response:
-                body = await _json(request)
-                asked = with_headers(read(body, session.agents, session.ignored), request.headers)
-                loop = asyncio.get_running_loop()
-                call = Call(asked, loop, loop.create_future())
-                session.put(call)
-                first, *others = await call.done
-                name, created = f"{prefix}{session.name}-{first.id}", int(time.time())
-                if not asked.stream:
-                    return JSONResponse(whole(first, asked, name, created, *others))
-                return StreamingResponse(
-                    _events(pieces(first, asked, name, created, *others)), media_type="text/event-stream"
-                )
-
-            return handle
-
-        chat = replies(read_chat, completion, chunks, "chatcmpl-")
-        respond = replies(responses.read_response, responses.response, responses.events, "resp_")
-        send = replies(anthropic.read_message, anthropic.message, anthropic.events, "msg_")
-
-        async def count(session: Session, request: Request) -> Response:
-            raise Refused(anthropic.UNCOUNTED, status=404, code="not_found")
-
-        async def models(session: Session, request: Request) -> Response:
-            entries = [{"id": agent, "object": "model", "created": 0, "owned_by": "maporl"} for agent in session.agents]
-            return JSONResponse({"object": "list", "data": entries})
-
         async def reward(session: Session, request: Request) -> Response:
-            body = await _json(request)
+            body = await json_of(request)
             session.reports.extend(_reports(body, session.agents))
             return JSONResponse({"ok": True})
 
@@ -293,21 +203,12 @@ class Gateway:
             raise Refused(f"{what}: expected {known}", status=404, code="not_found")
 
         at = "/d/{token}/v1"
+        others = (f"{at}/{{rest:path}}", "/d/{token}/{rest:path}", "/d/{token}")
         return Router(
             routes=[
-                Route(f"{at}/chat/completions", answered(chat), methods=["POST"]),
-                Route(f"{at}/responses", answered(respond), methods=["POST"]),
-                *[
-                    Route(f"{at}{more}/messages{path}", answered(handle), methods=["POST"])
-                    for more in ("", "/v1")  # Anthropic's clients add /v1 to the address that they are given
-                    for path, handle in (("", send), ("/count_tokens", count))
-                ],
-                Route(f"{at}/models", answered(models), methods=["GET"]),
+                *routes(at),
                 Route(f"{at}/reward", answered(reward), methods=["POST"]),
-                *[
-                    Route(path, answered(elsewhere), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
-                    for path in (f"{at}/{{rest:path}}", "/d/{token}/{rest:path}", "/d/{token}")
-                ],
+                *[Route(path, answered(elsewhere), methods=METHODS) for path in others],
             ]
         )
 
@@ -319,37 +220,11 @@ class Gateway:
         if session is None or not hmac.compare_digest(session.secret.encode(), secret.encode()):
             why = "the dialogue is over, or the address is not one of this run"
             raise Denied(410, "dialogue_over", why, ((b"x-should-retry", b"false"),))
-        scope["session"] = session
+        scope["owner"] = session
 
     def _count(self, scope: Any, denied: Denied) -> None:
-        if "session" in scope:
-            scope["session"].count(denied.code, denied.text)
-
-
-async def _events(pieces: Iterable[dict[str, Any]]) -> AsyncIterator[str]:
-    """Yield the pieces of a stream as server-sent events. Those of a response have names, and it ends with the last."""
-    for piece in pieces:
-        named = f"event: {piece['type']}\n" if "type" in piece else ""
-        yield f"{named}data: {json.dumps(piece, ensure_ascii=False)}\n\n"
-    if not named:
-        yield "data: [DONE]\n\n"
-
-
-async def _json(request: Any) -> Any:
-    """Return the JSON of a request."""
-    try:
-        return read_json(await request.body())
-    except ValueError as error:
-        raise Refused(f"the request is not JSON that can be read: {error}", code="invalid_json") from None
-
-
-def _form(path: str) -> Form:
-    """Return how an error is written in answer to a request to ``path``."""
-    return anthropic.error if "messages" in path.split("/")[3:6] else Refused.body
-
-
-def _error_in(form: Form) -> Callable[[int, str, str], bytes]:
-    return lambda status, code, text: json.dumps(form(Refused(text, status=status, code=code))).encode()
+        if "owner" in scope:
+            scope["owner"].count(denied.code, denied.text)
 
 
 def _log(method: str, path: str, status: int, seconds: float) -> None:

@@ -17,8 +17,9 @@ from maporl.config.imports import kind_of, look_up
 from maporl.errors import ConfigError, Fault
 from maporl.hosts import past_proxies
 from maporl.protocols.base import Dropped, Play, Protocol
-from maporl.serving.gateway import Call, Report, Session, gateway
+from maporl.serving.gateway import Report, Session, gateway
 from maporl.serving.histories import Histories, Place
+from maporl.serving.routes import Call
 from maporl.serving.running import LATE, Ending, Question, Run, Runner, of_command, of_function, own_clients
 from maporl.serving.wire import Refused, calls_of, said
 from maporl.types import IN_PLAY, Ask, Example, Message, Result, Utterance, Wait, why_nobody

@@ -53,6 +53,8 @@ SAMPLED = ("temperature", "top_p", "top_k", "stop")
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Two names of one limit. The later one counts."""
 READ = frozenset({"messages", "model", "stream", "tools"})
+MORE = "maporl"
+"""The tag of an utterance with what a chat completion tells beside OpenAI's fields, under this name."""
 OBJECT = {"type": "object"}
 """The JSON schema of ``response_format: {type: json_object}``."""
 
@@ -447,10 +449,11 @@ def completion(
     The ``others`` are further samples, which are its further choices.
     """
     choices = [_choice(one, request, index) for index, one in enumerate((utterance, *others))]
-    return {
+    whole = {
         "id": name, "object": "chat.completion", "created": created, "model": utterance.agent, "choices": choices,
         "usage": token_usage(utterance, *others),
     }  # fmt: skip
+    return whole | ({MORE: utterance.tags[MORE]} if MORE in utterance.tags else {})
 
 
 def chunks(
@@ -459,6 +462,7 @@ def chunks(
     """Yield a chat completion as the pieces of a stream, one choice after the other."""
     whole = completion(utterance, request, name, created, *others)
     base = {**whole, "object": "chat.completion.chunk"}
+    more = {MORE: base.pop(MORE)} if MORE in base else {}
     del base["usage"]
     for choice in whole["choices"]:
         message, told = choice["message"], {"logprobs": choice["logprobs"]} if choice["logprobs"] is not None else {}
@@ -467,9 +471,18 @@ def chunks(
         for delta in deltas:
             yield {**base, "choices": [{"index": choice["index"], "delta": delta, "finish_reason": None, **told}]}
             told = {}
-        yield {**base, "choices": [{"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}]}
+        end = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
+        yield {**base, "choices": [end], **more}
     if request.usage:
         yield {**base, "choices": [], "usage": whole["usage"]}
+
+
+def thought(utterance: Utterance, request: ChatRequest, name: str, created: int) -> dict[str, Any]:
+    """Return what was said on the way to an answer as a piece of its stream. ``name`` is the id of the reply."""
+    said = {"role": "assistant", "reasoning_content": f"{utterance.agent}: {utterance.text}\n\n"}
+    choice = {"index": 0, "delta": said, "finish_reason": None}
+    head = {"id": name, "object": "chat.completion.chunk", "created": created, "model": request.agent}
+    return {**head, "choices": [choice]}
 
 
 def with_headers(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:

@@ -19,7 +19,9 @@ from written_runs import write_run
 from maporl import Arithmetic
 from maporl.guard import Limits, connections, read_json
 from maporl.report import live
-from maporl.serving import gateway
+from maporl.serving import gateway, server
+from maporl.serving.routes import error_in
+from maporl.serving.wire import Refused
 from maporl.types import Utterance
 from reward_server.scorers import LabelScorer
 
@@ -74,7 +76,35 @@ def live_page(folder):
         thread.join()
 
 
-SERVERS = {"reward server": reward_server, "programs' server": programs_server, "live page": live_page}
+class Ok:
+    """The owner of an address at which everybody says "ok"."""
+
+    name, agents, ignored, ignored_by, inside = "ok", ("ann",), (), "--ignore", 0
+
+    def put(self, call):
+        call.answer(Utterance(0, "ann", "p", 0, 0, [], "ok"))
+
+    def count(self, code, why):
+        pass
+
+
+@contextmanager
+def api(folder):
+    app = server.application(Ok(), None)
+    running = connections.guarded_server(app, server.LIMITS, error_in(Refused.body), port=0, lifespan="off")
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    url = f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
+    try:
+        yield url, f"{url}/v1/chat/completions", CHAT
+    finally:
+        running.should_exit = True
+        thread.join()
+
+
+SERVERS = {"api": api, "reward server": reward_server, "programs' server": programs_server, "live page": live_page}
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -82,7 +112,8 @@ def served(request, tmp_path_factory):
     """A server that holds at most 20 connections: its address, what can be asked there, and how."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections.resource, "getrlimit", lambda _: (40, 40))
-        patch.setattr(gateway, "LIMITS", Limits(seconds=0.5, body=2**20))
+        for module in (gateway, server):
+            patch.setattr(module, "LIMITS", Limits(seconds=0.5, body=2**20))
         patch.setattr(live, "MOST_CONNECTIONS", 20)
         patch.setattr(live._Handler, "timeout", 0.5)
         with SERVERS[request.param](tmp_path_factory.mktemp("served")) as server:
@@ -171,7 +202,11 @@ HOSTILE = {
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize(
     ("served", "path"),
-    [("reward server", "score"), *[("programs' server", path) for path in ("chat/completions", "responses", "reward")]],
+    [
+        ("reward server", "score"),
+        *[("programs' server", path) for path in ("chat/completions", "responses", "reward")],
+        *[("api", path) for path in ("chat/completions", "responses", "messages")],
+    ],
     indirect=["served"],
 )
 def test_hostile_bodies_get_an_error_object(served, path, body):
@@ -182,7 +217,7 @@ def test_hostile_bodies_get_an_error_object(served, path, body):
 
 
 @pytest.mark.parametrize("body", [b"x" * (2**20 + 1), [b"x" * 2**16] * 40, [b"{"]], ids=["large", "in parts", "short"])
-@pytest.mark.parametrize("served", ["reward server", "programs' server"], indirect=True)
+@pytest.mark.parametrize("served", ["api", "reward server", "programs' server"], indirect=True)
 def test_bodies_that_are_too_large_or_never_end(served, body):
     address = served[1].removeprefix(served[0]).encode()
     whole = isinstance(body, bytes)

@@ -25,7 +25,7 @@ from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.runs.train import train
-from maporl.serving import gateway
+from maporl.serving import routes
 from maporl.serving.program import Program
 from maporl.team.agents import Voice
 from maporl.types import Example, Stop
@@ -59,18 +59,18 @@ def play(solve, scripts, question="What is 2+3?", template=CHATML, own=False, **
     }
     engine = SayingEngine(tokenizer, lines)
     protocol = Program(run=solve, **{"seconds": 60, **options})
-    bodies, read = [], gateway._json
+    bodies, read = [], routes.json_of
 
     async def recorded(request):
         bodies.append(await read(request))
         return bodies[-1]
 
-    gateway._json = recorded
+    routes.json_of = recorded
     try:
         example = Example("q", question, "5")
         (dialogue,) = RolloutDriver(Plain(largest=9), protocol, specs, {"said": engine}, Decoding(1.0)).play([example])
     finally:
-        gateway._json = read
+        routes.json_of = read
     check_tokens(dialogue)
     return dialogue, bodies
 

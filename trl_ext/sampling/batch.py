@@ -15,8 +15,9 @@ from trl_ext.ppo.batch import PADDING
 from trl_ext.ppo.options import Decoding
 from trl_ext.process.random_states import number_of
 from trl_ext.sampling.grammar import next_masks
-from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache
-from trl_ext.sampling.recorded_step import RecordedStep, records
+from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache, join_caches
+from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.recorded_step import FEWEST_STEPS, RecordedStep, records
 from trl_ext.sampling.request import Draw, TokenRequest
 
 if TYPE_CHECKING:
@@ -80,6 +81,17 @@ class Row:
         self.top.append([(token, p) for token, p in zip(ids, logprobs, strict=True) if p > -torch.inf])
 
     @property
+    def sampled(self) -> Sampled:
+        """Return the completion so far."""
+        logprobs = self.logprobs if self.request.draw.temperature > 0 else None
+        return Sampled(self.ids, logprobs, top=self.top or None, refused=self.refused)
+
+    @property
+    def left(self) -> int:
+        """Return how many tokens it may still have."""
+        return self.request.draw.max_tokens - len(self.ids)
+
+    @property
     def refused(self) -> str | None:
         """Why the completion's grammar cannot be followed further, such as a step that takes too long, or None."""
         if self.matcher is None or not self.matcher.is_error():
@@ -102,15 +114,11 @@ class Batch:
         self.choose_adapters = choose
         self.device = next(self.base.parameters()).device
         self.rows = rows
-        self.mask = torch.zeros(0)
+        self.ended = [False] * len(rows)
+        self.logits = self.mask = torch.zeros(0)
         self.longest = max([row.request.draw.max_tokens for row in rows])
-        self.uniforms: Tensor | None = None  # if all rows are greedy
-        drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(rows) if row.uniforms is not None]
-        if drawn:
-            numbers = torch.zeros(len(rows), self.longest, dtype=torch.float64)
-            for place, left in drawn:
-                numbers[place, : len(left)] = left
-            self.uniforms = numbers.to(self.device)
+        self.uniforms: Tensor | None
+        self._line_up()
         self._find_draws()
         self.reading, self.brief = reading_of(self.base), accepts(self.base, "logits_to_keep")
         limits = tree_limits(self.base)
@@ -118,28 +126,51 @@ class Batch:
         self.masks = limits is not None and limits.blocks and plain == "everywhere"
         self.records = self.masks and records(self.base, self.longest)
         self.step: RecordedStep | None = None
+        self.unsettled = 0
+        """The steps that are not recorded yet, because rows have joined and others may follow."""
 
     def run(self) -> None:
-        """Sample every row to its end, or to where its positions need other angles.
+        """Sample every row to its end, or to where its positions need other angles."""
+        self.begin()
+        while self.advance():
+            pass
+
+    def begin(self) -> None:
+        """Read the prompts."""
+        self.logits = self._prefill()
+
+    def advance(self) -> bool:
+        """Draw a token for every row that has not :attr:`ended`, and read these tokens. Return whether any row goes on.
 
         A row that has ended stays until enough have, unless it would soon be longer than the others may be.
         """
-        logits = self._prefill()
-        running = list(range(len(self.rows)))  # the positions in the batch that have not ended
-        ended, few = [False] * len(self.rows), self._few()
-        for step in range(self.longest):
-            tokens = self._choose(logits, step, ended)
-            for position in running:
-                ended[position] = self.rows[position].stops()
-            running = [position for position in running if not ended[position]]
-            if not running:
-                break
-            if len(running) <= few:
-                self._keep_only(running)
-                tokens = tokens[torch.tensor(running, device=self.device)]
-                running, ended, few = list(range(len(running))), [False] * len(running), self._few()
-            logits = self._read(tokens, self.longest - step - 1)
-        self._keep_only([])
+        tokens = self._choose()
+        self.ended = [over or row.stops() for row, over in zip(self.rows, self.ended, strict=True)]
+        running = self.running
+        if len(running) <= self._few():
+            self._keep_only(running)
+            tokens = tokens[torch.tensor(running, dtype=torch.long, device=self.device)]
+        if running:
+            self.logits = self._read(tokens, max([self.rows[p].left for p in self.running]))
+        return bool(running)
+
+    def join(self, other: "Batch") -> None:
+        """Let the rows of ``other``, which has begun, go on beside those of this one that have not ended.
+
+        Every layer of the model must keep plain keys and values, padded or not.
+        """
+        self._keep_only(self.running)
+        self.mask = join_caches(self.cache, self.mask, other.cache, other.mask)
+        self.logits = torch.cat([self.logits, other.logits])
+        self.rows, self.ended = self.rows + other.rows, self.ended + other.ended
+        self._line_up()
+        self.unsettled = FEWEST_STEPS
+        self._find_draws()
+
+    @property
+    def running(self) -> list[int]:
+        """Return the positions of the rows that have not ended."""
+        return [position for position, over in enumerate(self.ended) if not over]
 
     def _few(self) -> float:
         """Return how many running rows are so few that the ones that have ended leave the batch."""
@@ -183,7 +214,8 @@ class Batch:
 
     def _read(self, tokens: Tensor, steps: int) -> Tensor:
         """Read a token of each row, [B], the first of at most ``steps``, and return the next one's logits, [B, V]."""
-        if not self.records:
+        if not self.records or self.unsettled:
+            self.unsettled = max(0, self.unsettled - 1)
             return self._forward(tokens.unsqueeze(1))
         if self.step is not None and self.step.full:
             self._end_recording()
@@ -219,17 +251,20 @@ class Batch:
 
     # -- choosing tokens ------------------------------------------------------------------------------------------
 
-    def _choose(self, logits: Tensor, step: int, ended: list[bool]) -> Tensor:
+    def _choose(self) -> Tensor:
         """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
-        logits = allowed_only(logits, self.rows, ended)
+        logits = allowed_only(self.logits, self.rows, self.ended)
+        numbers = None
+        if self.uniforms is not None:
+            numbers, self.uniforms = self.uniforms[:, 0], self.uniforms[:, 1:]
         if len(self.draws) == 1:
             [(decoding, _)] = self.draws
-            tokens, row_logprobs = draw(logits, decoding, None if self.uniforms is None else self.uniforms[:, step])
+            tokens, row_logprobs = draw(logits, decoding, numbers)
         else:
-            assert self.uniforms is not None  # only rows that are not greedy draw differently
+            assert numbers is not None  # only rows that are not greedy draw differently
             tokens, row_logprobs = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
             for decoding, index in self.draws:
-                tokens[index], part_logprobs = draw(logits[index], decoding, self.uniforms[index, step])
+                tokens[index], part_logprobs = draw(logits[index], decoding, numbers[index])
                 if part_logprobs is not None:
                     row_logprobs[index] = part_logprobs
         if row_logprobs is None:
@@ -239,11 +274,21 @@ class Batch:
             numbers, logprobs = torch.stack([tokens.to(row_logprobs.dtype), row_logprobs]).tolist()
             chosen = list(map(int, numbers))
         for position, row in enumerate(self.rows):
-            if not ended[position]:
+            if not self.ended[position]:
                 row.add(chosen[position], None if logprobs is None else logprobs[position])
                 if row.request.top and row.request.draw.temperature > 0:
                     row.note_top(logits[position])
         return tokens
+
+    def _line_up(self) -> None:
+        """Put the random numbers of the rows below each other, those of the next token first."""
+        self.uniforms = None  # if all rows are greedy
+        drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(self.rows) if row.uniforms is not None]
+        if drawn:
+            numbers = torch.zeros(len(self.rows), max([row.left for row in self.rows]), dtype=torch.float64)
+            for place, left in drawn:
+                numbers[place, : len(left)] = left
+            self.uniforms = numbers.to(self.device)
 
     def _find_draws(self) -> None:
         """Find the rows that draw their tokens alike, which are computed as if they were alone in the batch."""
@@ -264,7 +309,9 @@ class Batch:
             index = torch.tensor(positions, device=self.device)
             self.cache.batch_select_indices(index)
             self.mask = self.mask[index]
+            self.logits = self.logits[index]
             self.rows = [self.rows[p] for p in positions]
+            self.ended = [self.ended[p] for p in positions]
             self.uniforms = None if self.uniforms is None else self.uniforms[index]
             self._find_draws()
 

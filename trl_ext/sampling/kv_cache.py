@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -219,6 +220,31 @@ class RoomyLayer(DynamicLayer):
         """Keep the rows ``indices`` only. Their states move into memory of their own."""
         super().batch_select_indices(indices)
         self._memory = []
+
+
+def join_caches(cache: DynamicCache, mask: Tensor, other: DynamicCache, other_mask: Tensor) -> Tensor:
+    """Append the rows of ``other`` to those of ``cache``, and return the mask of all. Both caches are plain.
+
+    The masks [B, T] are 1 where one of the first T columns of a cache holds a token. What lies before the first token
+    of every row is dropped.
+    """
+    masks = [each[:, int(each.argmax(1).min()) :] for each in (mask, other_mask)]
+    width = max([each.shape[1] for each in masks])
+
+    def joined(pair: Sequence[Any]) -> Tensor:
+        """Return the keys or values [B, heads, T, width] of both, with padding on the left."""
+        held = [
+            values[:, :, each.shape[1] - own.shape[1] : each.shape[1]]
+            for values, each, own in zip(pair, (mask, other_mask), masks, strict=True)
+        ]
+        return torch.cat([pad(values, (0, 0, width - values.shape[2], 0)) for values in held])
+
+    layers: list[Any] = cache.layers
+    others: list[Any] = other.layers
+    for number, (mine, theirs) in enumerate(zip(layers, others, strict=True)):
+        layers[number] = RoomyLayer()
+        layers[number].update(joined((mine.keys, theirs.keys)), joined((mine.values, theirs.values)))
+    return torch.cat([pad(each, (width - each.shape[1], 0)) for each in masks])
 
 
 def empty_cache(model: Any) -> DynamicCache:

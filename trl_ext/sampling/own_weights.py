@@ -92,13 +92,13 @@ class OwnWeights(TokenEngine):
 
     def submit(self, requests: Sequence[TokenRequest]) -> list[Ready[Sampled]]:
         """Sample one completion for each request. They are there at once."""
-        group_of = {name: self._group(self.policies[name]) for name in {request.policy for request in requests}}
+        group_of = {name: self.group(self.policies[name]) for name in {request.policy for request in requests}}
         groups: dict[tuple[str, Any], list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(group_of[request.policy], []).append(number)
         samples: dict[int, Sampled] = {}
         for (how, _), numbers in groups.items():
-            samples |= zip(numbers, self._together([requests[n] for n in numbers], how), strict=True)
+            samples |= zip(numbers, self.together([requests[n] for n in numbers], how), strict=True)
         return [Ready(samples[number]) for number in range(len(requests))]
 
     def sync(self, policy: str, version: int) -> None:
@@ -117,7 +117,7 @@ class OwnWeights(TokenEngine):
         size, forgotten = self.kv_cache.take_counts()
         return {"kv_cache/gib": size / 2**30, "kv_cache/forgotten": float(forgotten)}
 
-    def _group(self, policy: Weights) -> tuple[str, Any]:
+    def group(self, policy: Weights) -> tuple[str, Any]:
         """Return how the policy answers, and with which others: policies of one group answer in one batch."""
         fitting = {"merged": merges, "mixed": mixes}
         on_cpu = next(policy.model.parameters()).device.type == "cpu"
@@ -129,7 +129,7 @@ class OwnWeights(TokenEngine):
                 return how, id(policy.model) if how == "mixed" else policy.name
         return "plain", policy.name
 
-    def _rows(self, model: Any, requests: Sequence[TokenRequest]) -> int:
+    def rows(self, model: Any, requests: Sequence[TokenRequest]) -> int:
         """Return the most rows of a batch of ``requests``."""
         device = next(model.parameters()).device
         if self.batch_size is not None or device.type == "cpu":
@@ -141,21 +141,24 @@ class OwnWeights(TokenEngine):
         most = prompt + max(request.draw.max_tokens for request in requests)
         return BATCH_ROWS if free is None else fitting_rows(shape.kv_cache(most) + prompt * shape.layer, free)
 
-    def _together(self, requests: list[TokenRequest], how: str) -> list[Sampled]:
+    def together(self, requests: list[TokenRequest], how: str) -> list[Sampled]:
         """Sample the completions of one group, which answers ``how``."""
         names = {request.policy for request in requests}
         first = self.policies[requests[0].policy]
-        rows = self._rows(first.model, requests)
         adapters = {name: str(self.policies[name].adapter) for name in names}
         mixed = len(adapters) > 1
-        merge = how == "merged" and isinstance(first.model, PeftModel)
-        with merged(first.model, str(first.adapter)) if merge else first.active() as model:
+        with self.opened(first, how) as model:
             return sample(
                 first.model if mixed else model,
                 requests,
                 {name: self.policies[name].tokenizer for name in names},
-                rows,
+                self.rows(first.model, requests),
                 self.batch_tokens,
                 adapters if mixed else None,
                 self.kv_cache,
             )
+
+    def opened(self, policy: Weights, how: str) -> AbstractContextManager[Any]:
+        """Return what opens the model in which ``policy`` answers ``how``."""
+        merge = how == "merged" and isinstance(policy.model, PeftModel)
+        return merged(policy.model, str(policy.adapter)) if merge else policy.active()

@@ -60,24 +60,12 @@ def sample(
 
     A request whose grammar cannot be compiled, or not with the policy's tokenizer, is :attr:`Sampled.refused`.
     """
-    seed = int(torch.randint(2**62, (1,))) if any(request.key is None for request in requests) else 0
-    keys = [(seed, row) if request.key is None else request.key for row, request in enumerate(requests)]
     base = base_of(model)
     reading = reading_of(base)
     plain = plain_states(base) if reading.cached else "no"
     if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
         states = None  # sliding windows count columns, and kept states have padding between them
-    rows = [Row(request, uniforms(key, request.draw)) for request, key in zip(requests, keys, strict=True)]
-    for row in rows:
-        policy, strings = row.request.policy, row.request.draw.stop
-        row.stop_strings = StopStrings.of((tokenizers or {})[policy], strings) if strings else None
-        row.adapter = adapters[policy] if adapters else None
-        if row.request.draw.grammar is not None:
-            grammars = grammars_of((tokenizers or {})[policy], logits_of(base))
-            try:
-                row.matcher = grammars.matcher(row.request.draw.grammar)
-            except GrammarError as error:
-                row.fault = str(error)
+    rows = rows_of(requests, base, tokenizers, adapters)
     with _clean_generation(model), mixed(model, adapters.values()) if adapters else nullcontext() as choose:
         if plain == "no":
             left = [row for row in rows if not row.stops()]
@@ -90,14 +78,42 @@ def sample(
                 for equal in [part] if reading.padding else _equally_long(part):
                     for batch in _batches(equal, batch_size, batch_tokens):
                         Batch(model, batch, states, choose, plain).run()
-    drawn = [row.logprobs if row.request.draw.temperature > 0 else None for row in rows]
-    return [
-        Sampled(row.ids, logprobs, top=row.top or None, refused=row.refused)
-        for row, logprobs in zip(rows, drawn, strict=True)
-    ]
+    return [row.sampled for row in rows]
 
 
 # -- rows and batches ---------------------------------------------------------------------------------------------
+
+
+def rows_of(
+    requests: Sequence[TokenRequest],
+    base: Any,
+    tokenizers: Mapping[str, Tokenizer | None] | None,
+    adapters: Mapping[str, str] | None,
+) -> list[Row]:
+    """Return a row for each request, before anything is sampled. ``base`` is the model, and the others are those of
+    :func:`sample`."""
+    seed = int(torch.randint(2**62, (1,))) if any(request.key is None for request in requests) else 0
+    keys = [(seed, row) if request.key is None else request.key for row, request in enumerate(requests)]
+    rows = [Row(request, uniforms(key, request.draw)) for request, key in zip(requests, keys, strict=True)]
+    for row in rows:
+        policy, strings = row.request.policy, row.request.draw.stop
+        row.stop_strings = StopStrings.of((tokenizers or {})[policy], strings) if strings else None
+        row.adapter = adapters[policy] if adapters else None
+        if row.request.draw.grammar is not None:
+            grammars = grammars_of((tokenizers or {})[policy], logits_of(base))
+            try:
+                row.matcher = grammars.matcher(row.request.draw.grammar)
+            except GrammarError as error:
+                row.fault = str(error)
+    return rows
+
+
+def rows_may_join(base: Any) -> bool:
+    """Return whether rows can join others of a model that are being sampled (:meth:`Batch.join`): it keeps plain keys
+    and values, padded or not, and its angles of positions do not depend on lengths."""
+    reading = reading_of(base)
+    plain = reading.cached and reading.padding and reading.gaps and plain_states(base) == "everywhere"
+    return plain and not length_regimes(base)
 
 
 def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:

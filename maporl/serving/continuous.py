@@ -1,0 +1,184 @@
+"""The engine of tokens of an address: completions join a batch that is being sampled, and leave it when they have
+ended, whoever asks for them and whoever else waits.
+
+Data flow: threads that play dialogues -> :meth:`ContinuousWeights.submit` -> one thread, which samples a token of every
+completion in progress, again and again -> futures.
+"""
+
+import logging
+import queue
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from typing import Any
+
+import torch
+
+from trl_ext.models.forward import base_of
+from trl_ext.models.lora_sampling import mixed
+from trl_ext.process.waits import Threads, taken
+from trl_ext.sampling.batch import Batch, Row
+from trl_ext.sampling.engine import TokenEngine
+from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.own_weights import OwnWeights, Weights
+from trl_ext.sampling.request import TokenRequest
+from trl_ext.sampling.sample import rows_may_join, rows_of
+
+logger = logging.getLogger(__name__)
+Asked = tuple[TokenRequest, "Future[Sampled]"]
+
+
+class ContinuousWeights(TokenEngine):
+    """Samples from the models of ``policies``, in one batch for all adapters of one base, which takes in new requests
+    at every token.
+
+    A model whose rows cannot join others, because it keeps another state than plain keys and values, answers those that
+    wait together.
+
+    Args:
+        policies: the policies by name.
+        batch_size: the most completions in progress of one base (:class:`trl_ext.sampling.own_weights.OwnWeights`).
+    """
+
+    continuous = True
+
+    def __init__(self, policies: Mapping[str, Weights], batch_size: int | None = None):
+        # float32 adapters on a CPU would be merged one after the other otherwise, which is no batch
+        adapters = "mixed" if len(policies) > 1 else "auto"
+        self.weights = OwnWeights(policies, batch_size, keep_states=False, adapters=adapters)  # type: ignore[arg-type]
+        self._new: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        self._groups: dict[tuple[str, Any], _Group] = {}
+        self._group_of: dict[str, _Group] = {}
+        Threads(1, "samples for the address", for_all=True).submit(self._work)
+
+    def submit(self, requests: Sequence[TokenRequest]) -> list["Future[Sampled]"]:
+        """Begin to sample. A future that is cancelled leaves its batch."""
+        asked: list[Asked] = [(request, Future()) for request in requests]
+        for one in asked:
+            self._new.put(one)
+        return [future for _, future in asked]
+
+    @property
+    def running(self) -> int:
+        """The number of completions that are being sampled."""
+        return sum(len(group.running) for group in list(self._groups.values()))
+
+    def _work(self) -> None:
+        """Sample for as long as the process lives."""
+        with torch.no_grad():
+            while True:
+                if not any(group.busy for group in self._groups.values()):
+                    self._accept(taken(self._new))
+                with suppress(queue.Empty):
+                    while True:
+                        self._accept(self._new.get_nowait())
+                for group in self._groups.values():
+                    try:
+                        group.advance()
+                    except Exception as error:
+                        logger.exception("sampling failed; the requests in progress are answered with an error")
+                        group.fail(error)
+
+    def _accept(self, asked: Asked) -> None:
+        name = asked[0].policy
+        if name not in self._group_of:
+            policy = self.weights.policies[name]
+            how, key = self.weights.group(policy)
+            self._group_of[name] = self._groups.setdefault((how, key), _Group(self.weights, policy, how))
+        self._group_of[name].waiting.append(asked)
+
+
+class _Group:
+    """The completions of policies that are sampled in one batch: one policy, or several adapters of one base."""
+
+    def __init__(self, weights: OwnWeights, policy: Weights, how: str):
+        self.weights, self.policy, self.how = weights, policy, how
+        self.waiting: deque[Asked] = deque()
+        self.running: list[tuple[Row, Future[Sampled]]] = []
+        self.batch: Batch | None = None
+        self.joins = rows_may_join(base_of(policy.model))
+        self.adapters: dict[str, str] | None = None
+        self.choose: Any = None
+        self._held, self._merged = ExitStack(), None
+        if how == "mixed":
+            members = [one for one in weights.policies.values() if weights.group(one) == weights.group(policy)]
+            self.adapters = {one.name: str(one.adapter) for one in members}
+            self.choose = self._held.enter_context(mixed(policy.model, self.adapters.values()))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def advance(self) -> None:
+        """Take in what waits, and sample a token of every completion."""
+        if not self.busy:
+            return
+        if not self.joins:
+            self._answer_together()
+            return
+        gone = {id(row) for row, future in self.running if future.cancelled()}
+        if self.batch is not None and gone:
+            rows = zip(self.batch.rows, self.batch.ended, strict=True)
+            self.batch.ended = [over or id(row) in gone for row, over in rows]
+        with self._opened() as model:
+            self._take_in(model)
+            if self.batch is not None and not self.batch.advance():
+                self.batch = None
+        going = set() if self.batch is None else {id(self.batch.rows[n]) for n in self.batch.running}
+        for row, future in self.running:
+            if id(row) not in going:
+                _settle(future, row.sampled)
+        self.running = [(row, future) for row, future in self.running if id(row) in going]
+
+    def fail(self, error: Exception) -> None:
+        """Answer all that is asked with an error."""
+        asked = [future for _, future in self.running] + [future for _, future in self.waiting]
+        self.running, self.batch = [], None
+        self.waiting.clear()
+        for future in asked:
+            with suppress(InvalidStateError):
+                future.set_exception(error)
+
+    def _take_in(self, model: Any) -> None:
+        """Read the prompts of those that wait, as far as there is room, and let them join the batch."""
+        most = self.weights.rows(self.policy.model, [request for request, _ in self.waiting]) if self.waiting else 0
+        asked = [self.waiting.popleft() for _ in range(min(len(self.waiting), most - len(self.running)))]
+        asked = [one for one in asked if not one[1].cancelled()]
+        if not asked:
+            return
+        requests = [request for request, _ in asked]
+        tokenizers = {request.policy: self.weights.policies[request.policy].tokenizer for request in requests}
+        rows = rows_of(requests, base_of(model), tokenizers, self.adapters)
+        self.running += [(row, future) for row, (_, future) in zip(rows, asked, strict=True)]
+        begun = [row for row in rows if not row.stops()]  # one whose grammar cannot be read has ended
+        if not begun:
+            return
+        new = Batch(model, begun, None, self.choose, "everywhere")
+        new.begin()
+        if self.batch is None:
+            self.batch = new
+        else:
+            self.batch.join(new)
+
+    def _answer_together(self) -> None:
+        asked = [(request, future) for request, future in self.waiting if not future.cancelled()]
+        self.waiting.clear()
+        self.running = [(Row(request, None), future) for request, future in asked]  # for :meth:`fail`
+        sampled = self.weights.together([request for request, _ in asked], self.how) if asked else []
+        self.running = []
+        for (_, future), one in zip(asked, sampled, strict=True):
+            _settle(future, one)
+
+    def _opened(self) -> AbstractContextManager[Any]:
+        """Return what opens the model that reads the rows. One whose adapter is merged stays so."""
+        if self.how == "plain":
+            return self.policy.active()
+        if self.how == "merged" and self._merged is None:
+            self._merged = self._held.enter_context(self.weights.opened(self.policy, self.how))
+        return nullcontext(self.policy.model if self.how == "mixed" else self._merged)
+
+
+def _settle(future: "Future[Sampled]", sampled: Sampled) -> None:
+    with suppress(InvalidStateError):  # whoever asked has gone
+        future.set_result(sampled)
