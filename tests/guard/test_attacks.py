@@ -19,7 +19,8 @@ from written_runs import write_run
 from maporl import Arithmetic
 from maporl.guard import Limits, connections, read_json
 from maporl.report import live
-from maporl.serving import gateway, server
+from maporl.serving import gateway
+from maporl.serving import server as api_server
 from maporl.serving.routes import error_in
 from maporl.serving.wire import Refused
 from maporl.types import Utterance
@@ -90,8 +91,8 @@ class Ok:
 
 @contextmanager
 def api(folder):
-    app = server.application(Ok(), None)
-    running = connections.guarded_server(app, server.LIMITS, error_in(Refused.body), port=0, lifespan="off")
+    app = api_server.application(Ok(), None)
+    running = connections.guarded_server(app, api_server.LIMITS, error_in(Refused.body), port=0, lifespan="off")
     thread = threading.Thread(target=running.run)
     thread.start()
     while not running.started:
@@ -112,7 +113,7 @@ def served(request, tmp_path_factory):
     """A server that holds at most 20 connections: its address, what can be asked there, and how."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections.resource, "getrlimit", lambda _: (40, 40))
-        for module in (gateway, server):
+        for module in (gateway, api_server):
             patch.setattr(module, "LIMITS", Limits(seconds=0.5, body=2**20))
         patch.setattr(live, "MOST_CONNECTIONS", 20)
         patch.setattr(live._Handler, "timeout", 0.5)
