@@ -1,1 +1,1 @@
-"""Programs of users that call agents as models behind an address of OpenAI's and Anthropic's form. Imports no torch."""
+"""Agents as models behind an address of OpenAI's and Anthropic's form: those of programs, and trained ones."""

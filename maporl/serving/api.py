@@ -11,10 +11,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 from maporl.decoding import Sampling, SpeakerSampling
+from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.text import TextEngine, token_request
 from maporl.protocols.base import Play, Protocol
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
@@ -24,7 +27,7 @@ from maporl.serving.routes import TOO_BUSY, Call
 from maporl.serving.wire import MORE, ChatRequest, Refused
 from maporl.tasks.base import Task
 from maporl.types import Ask, Dialogue, Example, Utterance
-from trl_ext.chat.encoding import PromptTooLong
+from trl_ext.chat.encoding import ChatError, PromptTooLong
 from trl_ext.errors import UserError
 from trl_ext.ppo.options import Decoding
 from trl_ext.process.waits import Discarded, Threads, dropped_by
@@ -49,6 +52,28 @@ class OneAnswer(Protocol):
         """Ask once."""
         assert self.ask is not None
         yield [self.ask]
+
+
+class _Counts(Engine):
+    """Reads prompts as ``engine`` does, and answers nothing."""
+
+    continuous = tells_tokens = True
+
+    def __init__(self, engine: Engine):
+        assert isinstance(engine, TextEngine)  # every agent that is served has one
+        self.engine = engine
+
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
+        """Return the prompts."""
+        replies = []
+        for request in requests:
+            try:
+                voice = self.engine.policies[request.policy].voice
+                read = token_request(request, voice, decoding, self.engine.max_new_tokens)
+                replies.append(Reply("", prompt_ids=read.prompt_ids))
+            except (PromptTooLong, ChatError) as error:
+                replies.append(Reply("", refused=str(error), too_long=isinstance(error, PromptTooLong)))
+        return replies
 
 
 @dataclass
@@ -80,13 +105,16 @@ class TeamAddress:
         most: how many requests are answered at a time.
         queue: how many others may wait.
         ignored: fields of requests that are left out.
+        longest: the most tokens that a request may ask for. None: those of an answer in the run, which it may shorten.
     """
 
     ignored_by = "--ignore"
 
-    def __init__(self, served: Served, most: int, queue: int, ignored: tuple[str, ...] = ()):
+    def __init__(
+        self, served: Served, most: int, queue: int, ignored: tuple[str, ...] = (), longest: int | None = None
+    ):
         self.name = secrets.token_hex(6)  # so that ids of replies differ between servers
-        self.served, self.ignored, self.most, self.queue = served, ignored, most, queue
+        self.served, self.ignored, self.most, self.queue, self.longest = served, ignored, most, queue, longest
         self.told: Callable[[str, int, float], None] = lambda model, tokens, seconds: None
         """Is told of each answer: its model, its tokens and its seconds."""
         self.agents = served.agents if TEAM in served.without else (*served.agents, TEAM)
@@ -138,8 +166,25 @@ class TeamAddress:
 
     # -- an agent -----------------------------------------------------------------------------------------------------
 
-    def _of_agent(self, request: ChatRequest) -> list[Utterance]:
-        """Return the answers of one agent to a conversation.
+    def count_tokens(self, request: ChatRequest) -> "Future[int]":
+        """Count the tokens of a request to an agent, without an answer.
+
+        Raises:
+            Refused: it is one to the team.
+        """
+        if request.agent == TEAM:
+            raise Refused("count_tokens: a team reads several prompts; count those of an agent", "model")
+
+        def counted() -> int:
+            with self.served.player.interleaving.running():
+                return len(self._of_agent(request, _Counts)[0].prompt_ids)
+
+        return self._threads.submit(counted)
+
+    def _of_agent(
+        self, request: ChatRequest, engine: Callable[[Engine], Engine] = lambda engine: engine
+    ) -> list[Utterance]:
+        """Return the answers of one agent to a conversation, whose ``engine`` may be another one.
 
         The agent's turn is the number of its earlier messages.
         """
@@ -161,7 +206,9 @@ class TeamAddress:
             alternatives=request.top,
         )
         specs = {request.agent: self._spec(request.agent, request.sampling)}
-        dialogues = self._driver(OneAnswer(ask=ask), specs, request).play([Example("request", "", "")], request.n)
+        driver = self._driver(OneAnswer(ask=ask), specs, request)
+        driver.engines = {name: engine(one) for name, one in driver.engines.items()}
+        dialogues = driver.play([Example("request", "", "")], request.n)
         said = [dialogue.utterances[-1] for dialogue in dialogues]
         for utterance in said:
             if (why := utterance.tags.get("refused")) is not None:
@@ -182,7 +229,7 @@ class TeamAddress:
             raise Refused("messages: expected a message of a user, which is the question", "messages")
         values = {} if request.sampling is None else request.sampling.at(0)
         stop = values.pop("stop", ())
-        specs = {name: self._spec(name, Sampling(**values) if values else None, True) for name in self._specs}
+        specs = {name: self._spec(name, Sampling(**values) if values else None) for name in self._specs}
         driver = self._driver(self.served.protocol, specs, request)
         [episode] = driver.opened([Example("request", question, "")])
         while not episode.over:
@@ -225,19 +272,16 @@ class TeamAddress:
 
     # -- both ---------------------------------------------------------------------------------------------------------
 
-    def _spec(self, agent: str, asked: Sampling | None, of_team: bool = False) -> SpeakerSpec:
-        """Return an agent that samples as in evaluations, where a request does not say otherwise.
-
-        In a team no answer becomes longer than in evaluations.
-        """
-        spec = replace(self._specs[agent], longest=None)
+    def _spec(self, agent: str, asked: Sampling | None) -> SpeakerSpec:
+        """Return an agent that samples as in evaluations, where a request does not say otherwise."""
+        spec = self._specs[agent]
+        spec = replace(spec, longest=self.longest or spec.longest)
         if asked is None:
             return spec
         own = spec.sampling or SpeakerSampling()
         values = {name: value for name, value in vars(asked).items() if value is not None}
-        if of_team and "max_tokens" in values:
-            run = self.served.player.sampling.longest(agent, self.served.player.options.response_length)
-            values["max_tokens"] = min(run, values["max_tokens"])
+        if "max_tokens" in values and spec.longest is not None:
+            values["max_tokens"] = min(spec.longest, values["max_tokens"])
         held_out = replace(own.held_out or Sampling(), **values)
         return replace(spec, sampling=replace(own, held_out=held_out))
 

@@ -46,6 +46,10 @@ def api(
             "--url", help="A vLLM server of the base, which samples in place of this process.", show_default=False
         ),
     ] = None,
+    longest: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, help="Most that a request may ask for; default: as in the run."),
+    ] = None,
     concurrency: Annotated[int, typer.Option("--max-concurrency", min=1, help="Requests answered at a time.")] = 64,
     queue: Annotated[int, typer.Option("--queue", min=0, help="Others that may wait; more get 429.")] = 256,
     ignore: Annotated[
@@ -85,7 +89,7 @@ def api(
     log = logging.StreamHandler()
     log.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[log])
-    options = {"most": concurrency, "queue": queue, "ignored": tuple(ignore or ())}
+    options = {"most": concurrency, "queue": queue, "ignored": tuple(ignore or ()), "longest": longest}
     address = server.address_of(settings, task, weights, without, device, **options)
     where = f"http://{f'[{host}]' if ':' in host else host}:{held.getsockname()[1]}/v1"
     echo(f"{where}: {', '.join(address.agents)}")

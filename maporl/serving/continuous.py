@@ -44,7 +44,7 @@ class ContinuousWeights(TokenEngine):
     continuous = True
 
     def __init__(self, policies: Mapping[str, Weights], batch_size: int | None = None):
-        # float32 adapters on a CPU would be merged one after the other otherwise, which is no batch
+        # several float32 adapters on a CPU would be merged one after the other, and not share a batch
         adapters = "mixed" if len(policies) > 1 else "auto"
         self.weights = OwnWeights(policies, batch_size, keep_states=False, adapters=adapters)  # type: ignore[arg-type]
         self._new: queue.SimpleQueue[Asked] = queue.SimpleQueue()

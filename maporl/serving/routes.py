@@ -124,7 +124,12 @@ def routes(at: str) -> list[Any]:
     send = replies(anthropic.read_message, anthropic.message, anthropic.events, "msg_")
 
     async def count(owner: Owner, request: Request) -> Response:
-        raise Refused(anthropic.UNCOUNTED, status=404, code="not_found")
+        if (counting := getattr(owner, "count_tokens", None)) is None:
+            raise Refused(anthropic.UNCOUNTED, status=404, code="not_found")
+        body = await json_of(request)
+        asked = {**body, "max_tokens": 1} if isinstance(body, dict) else body
+        read = anthropic.read_message(asked, owner.agents, owner.ignored)
+        return JSONResponse({"input_tokens": await asyncio.wrap_future(counting(read))})
 
     async def models(owner: Owner, request: Request) -> Response:
         entries = [{"id": agent, "object": "model", "created": 0, "owned_by": "maporl"} for agent in owner.agents]
@@ -190,7 +195,7 @@ async def json_of(request: Any) -> Any:
     """Return the JSON of a request.
 
     Raises:
-        Refused: it is none.
+        Refused: it cannot be read.
     """
     try:
         return read_json(await request.body())

@@ -1,5 +1,6 @@
 """A trained team at an address: what it says there is what it says in an evaluation, and what it refuses."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
+from folders import ROOT
 from tiny_run import config_of
 
 pytest.importorskip("fastapi")
@@ -48,12 +50,12 @@ def run(tmp_path_factory):
 
 
 @contextmanager
-def listening(folder, token=None, most=8, queue=64, ignored=()):
+def listening(folder, token=None, most=8, queue=64, **more):
     """The address of a run's agents, which listens, and its owner."""
     config, weights = load_team_config([str(folder)], None, None, None)
     task, without = server.checked(config, weights, str(folder))
     config = server.serving_config(config, None, "cpu", ())
-    address = server.address_of(config, task, weights, without, "cpu", most=most, queue=queue, ignored=ignored)
+    address = server.address_of(config, task, weights, without, "cpu", most=most, queue=queue, **more)
     app = server.application(address, token)
     running = connections.guarded_server(app, server.LIMITS, error_in(Refused.body), port=0, lifespan="off",
                                          log_level="error")  # fmt: skip
@@ -71,7 +73,7 @@ def listening(folder, token=None, most=8, queue=64, ignored=()):
 
 @pytest.fixture(scope="module")
 def served(run):
-    with listening(run[0]) as address:
+    with listening(run[0], longest=12) as address:
         yield address
 
 
@@ -149,7 +151,7 @@ def test_a_request_decides_about_its_own_sampling(served):
     assert max(lengths) > 4, "it may be longer than an answer of the run"
     assert ask(served, "cy", "4+4=").json()["usage"]["completion_tokens"] <= 2, "as in the run"
     assert ask(served, "team", "4+4=", max_tokens=1).json()["maporl"]["tokens"]["completion"] == 6
-    assert ask(served, "team", "4+4=", max_tokens=100).json()["maporl"]["tokens"]["completion"] <= 2 * (4 + 4 + 2)
+    assert ask(served, "team", "4+4=", max_tokens=100).json()["maporl"]["tokens"]["completion"] <= 2 * 3 * 12
     first = greedy[:1]
     assert ask(served, "ann", "4+4=", stop=[first]).json()["choices"][0]["message"]["content"] == ""
     choices = ask(served, "ann", "4+4=", n=3, temperature=2.0, seed=1).json()["choices"]
@@ -189,14 +191,47 @@ def test_two_families_of_clients_and_a_token(run):
         assert "".join(piece.choices[0].delta.content or "" for piece in streamed) == said
         other = anthropic.Anthropic(base_url=served.url, api_key=token)
         assert other.messages.create(model="bob", messages=asked, max_tokens=4).content[0].text == said
+        counted = other.messages.count_tokens(model="bob", messages=asked).input_tokens
+        assert counted == client.chat.completions.create(model="bob", messages=asked).usage.prompt_tokens
+        with pytest.raises(anthropic.BadRequestError, match="a team reads several prompts"):
+            other.messages.count_tokens(model="team", messages=asked)
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{served.url}/v1", api_key="b" * 20).models.list()
         counted = httpx2.get(f"{served.url}/metrics", headers={"authorization": f"Bearer {token}"}).text
         assert 'maporl_api_requests_total{status="401"} 3.0' in counted and 'model="bob"' in counted
 
 
+@pytest.mark.parametrize("package", ["openai", "anthropic"])
+def test_a_program_that_was_trained_goes_on_with_the_trained_agents(tmp_path, monkeypatch, package):
+    """A program calls the served agents as it has called them in training, and is the team of its run too."""
+    pytest.importorskip(package)
+    monkeypatch.syspath_prepend(ROOT / "examples/programs")
+    program = importlib.import_module(f"with_{package}")
+    sections = {
+        "agents": {"solver": {}, "checker": {}},
+        "protocol": {"name": "program", "run": f"with_{package}:solve"},
+    }
+    sections |= {"pythonpath": [str(ROOT / "examples/programs")]}
+    sections |= {"evaluation": {"questions": 4, "temperature": 0.0}, "warm_start": {"steps": 0}}
+    sections |= {
+        "agent_defaults": {"tiny": {"alphabet": "0123456789+=?", "hidden_size": 32, "layers": 1, "context": 8192}}
+    }
+    folder = tmp_path / "run"
+    train(config_of(folder, updates=1, sections=sections, per_device_train_batch_size=2), resume=False, quiet=True)
+    config, weights = load_team_config([str(folder)], None, None, None)
+    run = ResolvedRun(config)
+    evaluated = loaded_player(run, weights).play_evaluation(run.held_out, 4, config.evaluation.decoding, config.seed)
+    with listening(folder) as served:
+        for dialogue in evaluated:
+            question = run.held_out.question(dialogue.example)
+            assert program.solve(question, f"{served.url}/v1", "any") == dialogue.outcome["answer"]
+            reply = ask(served, "team", dialogue.example.question).json()
+            assert reply["choices"][0]["message"]["content"] == dialogue.outcome["answer"]
+            assert [one["agent"] for one in reply["maporl"]["dialogue"]] == ["solver", "checker", "solver"]
+
+
 def test_more_than_can_wait_are_told_to_come_again_and_who_leaves_frees_a_place(run):
-    with listening(run[0], most=1, queue=1) as served:
+    with listening(run[0], most=1, queue=1, longest=100) as served:
         endless = {"model": "ann", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 100, "n": 40,
                    "temperature": 5.0}  # fmt: skip
         gone = [threading.Thread(target=_left, args=(served, endless)) for _ in range(2)]
