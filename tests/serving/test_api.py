@@ -32,7 +32,7 @@ from trl_ext.process.waits import pause
 
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
 THREE = {
-    "agents": {"ann": {}, "bob": {"system": "3+3="}, "cy": {"sampling": {"max_tokens": 2}}},
+    "agents": {"ann": {}, "bob": {"system": "3+3="}, "cy": {"sampling": {"max_tokens": [2, 1]}}},
     "evaluation": {"questions": 12, "temperature": 0.0},
     "ppo": {"response_length": 4, "num_ppo_epochs": 1, "temperature": 1.0},
 }
@@ -150,6 +150,8 @@ def test_a_request_decides_about_its_own_sampling(served):
                for n in range(12)}  # fmt: skip
     assert max(lengths) > 4, "it may be longer than an answer of the run"
     assert ask(served, "cy", "4+4=").json()["usage"]["completion_tokens"] <= 2, "as in the run"
+    earlier = [{"role": role, "content": "4+4="} for role in ("user", "assistant", "user")]
+    assert ask(served, "cy", "", messages=earlier).json()["usage"]["completion_tokens"] == 1, "its second turn"
     assert ask(served, "team", "4+4=", max_tokens=1).json()["maporl"]["tokens"]["completion"] == 6
     assert ask(served, "team", "4+4=", max_tokens=100).json()["maporl"]["tokens"]["completion"] <= 2 * 3 * 12
     first = greedy[:1]
