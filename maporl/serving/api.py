@@ -13,16 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from maporl.decoding import Sampling, SpeakerSampling
-from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.engines.text import TextEngine, token_request
 from maporl.protocols.base import Play, Protocol
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.player import Player
 from maporl.run import ResolvedRun
+from maporl.serving.continuous import ContinuousWeights
 from maporl.serving.routes import TOO_BUSY, Call
 from maporl.serving.wire import MORE, ChatRequest, Refused
 from maporl.tasks.base import Task
@@ -33,6 +35,8 @@ from trl_ext.ppo.options import Decoding
 from trl_ext.process.waits import Discarded, Threads, dropped_by
 
 logger = logging.getLogger(__name__)
+EVERY = 0.03
+"""The seconds between two parts of a text that is told while it is said."""
 TEAM = "team"
 """The model that is the whole team."""
 NOT_OF_A_TEAM = {
@@ -74,6 +78,40 @@ class _Counts(Engine):
             except (PromptTooLong, ChatError) as error:
                 replies.append(Reply("", refused=str(error), too_long=isinstance(error, PromptTooLong)))
         return replies
+
+
+class _Streams(Engine):
+    """Answers as ``engine`` does, and tells the text of an answer when it is said, as often as is read.
+
+    What may become a stop string or a space at the end is told later, with the answer.
+    """
+
+    continuous = tells_tokens = True
+
+    def __init__(self, tell: Callable[[str], None], engine: Engine):
+        assert isinstance(engine, TextEngine)
+        self.engine, self.tell, self.sent, self.later = engine, tell, "", 0.0
+
+    def submit(self, requests: list[Request], decoding: Decoding) -> list[Pending]:
+        """Begin to answer."""
+        pending = self.engine.submit(requests, decoding)
+        for request, one in zip(requests, pending, strict=True):
+            if isinstance(one.future, Future) and isinstance(self.engine.tokens, ContinuousWeights):
+                voice = self.engine.policies[request.policy].voice
+                ends = voice.draw(request.sampling, decoding, 1).stop
+                told = partial(self._told, voice.tokenizer, max(map(len, ends), default=0))
+                self.engine.tokens.watch(one.future, told)
+        return pending
+
+    def _told(self, tokenizer: Any, held: int, ids: list[int]) -> None:
+        if time.monotonic() < self.later:
+            return
+        self.later = time.monotonic() + EVERY
+        text = tokenizer.decode(ids, skip_special_tokens=True).lstrip().removesuffix("\ufffd")
+        text = text[: len(text) - held].rstrip()
+        if text.startswith(self.sent) and len(text) > len(self.sent):
+            self.tell(text[len(self.sent) :])
+            self.sent = text
 
 
 @dataclass
@@ -146,7 +184,7 @@ class TeamAddress:
         began = time.monotonic()
         try:
             with dropped_by(call.gone), self.served.player.interleaving.running():
-                samples = self._of_team(call) if call.request.agent == TEAM else self._of_agent(call.request)
+                samples = self._of_team(call) if call.request.agent == TEAM else self._said(call)
             self.told(call.request.agent, sum(_tokens(one)[1] for one in samples), time.monotonic() - began)
             call.answer(*[replace(one, id=next(self._numbers)) for one in samples])
         except Discarded:  # the client has gone
@@ -180,6 +218,14 @@ class TeamAddress:
                 return len(self._of_agent(request, _Counts)[0].prompt_ids)
 
         return self._threads.submit(counted)
+
+    def _said(self, call: Call) -> list[Utterance]:
+        """Return the answers of one agent, and tell a plain text while it is said."""
+        request = call.request
+        plain = request.n == 1 and not request.schemas and not request.logprobs
+        if call.live and plain and self._specs[request.agent].tools is None:
+            return self._of_agent(request, partial(_Streams, call.tell))
+        return self._of_agent(request)
 
     def _of_agent(
         self, request: ChatRequest, engine: Callable[[Engine], Engine] = lambda engine: engine

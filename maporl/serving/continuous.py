@@ -8,7 +8,7 @@ completion in progress, again and again -> futures.
 import logging
 import queue
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any
@@ -50,6 +50,7 @@ class ContinuousWeights(TokenEngine):
         self._new: queue.SimpleQueue[Asked] = queue.SimpleQueue()
         self._groups: dict[tuple[str, Any], _Group] = {}
         self._group_of: dict[str, _Group] = {}
+        self._watched: dict[Future[Sampled], Callable[[list[int]], None]] = {}
         Threads(1, "samples for the address", for_all=True).submit(self._work)
 
     def submit(self, requests: Sequence[TokenRequest]) -> list["Future[Sampled]"]:
@@ -58,6 +59,11 @@ class ContinuousWeights(TokenEngine):
         for one in asked:
             self._new.put(one)
         return [future for _, future in asked]
+
+    def watch(self, future: "Future[Sampled]", told: Callable[[list[int]], None]) -> None:
+        """Tell the tokens of a completion so far whenever there are more, in the thread that samples."""
+        self._watched[future] = told
+        future.add_done_callback(lambda done: self._watched.pop(done, None))
 
     @property
     def running(self) -> int:
@@ -76,6 +82,8 @@ class ContinuousWeights(TokenEngine):
                 for group in self._groups.values():
                     try:
                         group.advance()
+                        for row, future in group.running if self._watched else ():
+                            self._watched.get(future, _nobody)(row.ids)
                     except Exception as error:
                         logger.exception("sampling failed; the requests in progress are answered with an error")
                         group.fail(error)
@@ -177,6 +185,10 @@ class _Group:
         if self.how == "merged" and self._merged is None:
             self._merged = self._held.enter_context(self.weights.opened(self.policy, self.how))
         return nullcontext(self.policy.model if self.how == "mixed" else self._merged)
+
+
+def _nobody(ids: list[int]) -> None:
+    pass
 
 
 def _settle(future: "Future[Sampled]", sampled: Sampled) -> None:

@@ -7,6 +7,7 @@ owner answers the call from any thread.
 import asyncio
 import json
 import logging
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 from maporl.guard import Budget, Door, Guard, Limits, read_json
 from maporl.serving import anthropic, responses
-from maporl.serving.wire import ChatRequest, Refused, chunks, completion, read_chat, thought, with_headers
+from maporl.serving.wire import ChatRequest, Refused, chunks, completion, read_chat, said_so_far, with_headers
 from maporl.types import Utterance
 
 logger = logging.getLogger(__name__)
@@ -40,19 +41,21 @@ class Call:
         request: what is asked.
         loop: the event loop in which the client waits.
         done: the answer to come.
-        heard: what was said on the way to it, and None at its end.
+        heard: what was said on the way to it, or a part of its text, and None at its end.
+        live: whether the client is shown what is said when it is said.
         gone: set when the client has left before its answer has come.
     """
 
     request: ChatRequest
     loop: asyncio.AbstractEventLoop
     done: "asyncio.Future[tuple[Utterance, ...]]"
-    heard: "asyncio.Queue[Utterance | None]" = field(default_factory=asyncio.Queue)
+    heard: "asyncio.Queue[Utterance | str | None]" = field(default_factory=asyncio.Queue)
+    live: bool = False
     gone: threading.Event = field(default_factory=threading.Event)
 
-    def tell(self, utterance: Utterance) -> None:
-        """Tell what was said on the way to the answer. A client that takes a stream is shown it."""
-        self.loop.call_soon_threadsafe(self.heard.put_nowait, utterance)
+    def tell(self, said: Utterance | str) -> None:
+        """Tell what was said on the way to the answer, or the next part of its text."""
+        self.loop.call_soon_threadsafe(self.heard.put_nowait, said)
 
     def answer(self, *samples: Utterance) -> None:
         """Send the utterances that answer it. What a client has given up is sent to nobody."""
@@ -101,10 +104,11 @@ def routes(at: str) -> list[Any]:
             asked = with_headers(read(await json_of(request), owner.agents, owner.ignored), request.headers)
             loop = asyncio.get_running_loop()
             call, created = Call(asked, loop, loop.create_future()), int(time.time())
+            call.live = asked.stream and pieces is chunks
             owner.put(call)
             heard = await _heard(call, request)
-            if heard is not None and asked.stream and pieces is chunks:
-                spoken = _spoken(call, heard, f"{prefix}{owner.name}-{heard.id}", created)
+            if heard is not None and call.live:
+                spoken = _spoken(call, heard, f"{prefix}{owner.name}-{secrets.token_hex(6)}", created)
                 return StreamingResponse(_events(spoken), media_type="text/event-stream")
             while heard is not None:  # on the way to the answer, which this form does not show
                 heard = await _heard(call, request)
@@ -203,7 +207,7 @@ async def json_of(request: Any) -> Any:
         raise Refused(f"the request is not JSON that can be read: {error}", code="invalid_json") from None
 
 
-async def _heard(call: Call, request: Any) -> Utterance | None:
+async def _heard(call: Call, request: Any) -> Utterance | str | None:
     """Return what is said next on the way to an answer. None: it is there, or the client has gone."""
 
     async def leaves() -> None:
@@ -222,18 +226,20 @@ async def _heard(call: Call, request: Any) -> Utterance | None:
             one.cancel()
 
 
-async def _spoken(call: Call, heard: Utterance | None, name: str, created: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the pieces of a stream: first what is said on the way to the answer, when it is said."""
+async def _spoken(call: Call, heard: Utterance | str | None, name: str, created: int) -> AsyncIterator[dict[str, Any]]:
+    """Yield the pieces of a stream: what is said on the way to the answer, and parts of it, when they are said."""
+    sent = 0
     try:
         while heard is not None:
-            yield thought(heard, call.request, name, created)
+            yield said_so_far(heard, call.request, name, created)
+            sent += len(heard) if isinstance(heard, str) else 0
             heard = await call.heard.get()
         try:
             answer = call.done.result()
         except Refused as refused:
             yield refused.body()
             return
-        for piece in chunks(answer[0], call.request, name, created):
+        for piece in chunks(answer[0], call.request, name, created, sent=sent):
             yield piece
     finally:
         call.gone.set()  # nobody reads any more

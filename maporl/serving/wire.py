@@ -457,9 +457,12 @@ def completion(
 
 
 def chunks(
-    utterance: Utterance, request: ChatRequest, name: str, created: int, *others: Utterance
+    utterance: Utterance, request: ChatRequest, name: str, created: int, *others: Utterance, sent: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield a chat completion as the pieces of a stream, one choice after the other."""
+    """Yield a chat completion as the pieces of a stream, one choice after the other.
+
+    The first ``sent`` characters of the text were sent before (:func:`said_so_far`).
+    """
     whole = completion(utterance, request, name, created, *others)
     base = {**whole, "object": "chat.completion.chunk"}
     more = {MORE: base.pop(MORE)} if MORE in base else {}
@@ -467,6 +470,8 @@ def chunks(
     for choice in whole["choices"]:
         message, told = choice["message"], {"logprobs": choice["logprobs"]} if choice["logprobs"] is not None else {}
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"]}]
+        if sent:
+            deltas = [{"content": message["content"][sent:]}]
         deltas += [{"tool_calls": [{"index": n, **call}]} for n, call in enumerate(message.get("tool_calls", ()))]
         for delta in deltas:
             yield {**base, "choices": [{"index": choice["index"], "delta": delta, "finish_reason": None, **told}]}
@@ -477,10 +482,13 @@ def chunks(
         yield {**base, "choices": [], "usage": whole["usage"]}
 
 
-def thought(utterance: Utterance, request: ChatRequest, name: str, created: int) -> dict[str, Any]:
-    """Return what was said on the way to an answer as a piece of its stream. ``name`` is the id of the reply."""
-    said = {"role": "assistant", "reasoning_content": f"{utterance.agent}: {utterance.text}\n\n"}
-    choice = {"index": 0, "delta": said, "finish_reason": None}
+def said_so_far(said: Utterance | str, request: ChatRequest, name: str, created: int) -> dict[str, Any]:
+    """Return what was said on the way to an answer, or a part of its text, as a piece of its stream.
+
+    ``name`` is the id of the reply.
+    """
+    told = {"content": said} if isinstance(said, str) else {"reasoning_content": f"{said.agent}: {said.text}\n\n"}
+    choice = {"index": 0, "delta": {"role": "assistant"} | told, "finish_reason": None}
     head = {"id": name, "object": "chat.completion.chunk", "created": created, "model": request.agent}
     return {**head, "choices": [choice]}
 

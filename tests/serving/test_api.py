@@ -140,6 +140,26 @@ def test_a_stream_of_the_team_shows_what_is_said_before_its_answer(served):
     assert pieces[-1]["maporl"]["votes"] == whole["maporl"]["votes"] and len({piece["id"] for piece in pieces}) == 1
 
 
+def test_a_stream_of_an_agent_brings_its_text_while_it_is_said(served, monkeypatch):
+    monkeypatch.setattr(api, "EVERY", 0.0)
+    asked = [{"role": "user", "content": "5+4="}]
+    for more in (
+        {"temperature": 9, "seed": 4},
+        {"temperature": 9, "seed": 5, "stop": ["77"]},
+        {"n": 2},
+        {"logprobs": True},
+    ):
+        body = {"model": "ann", "messages": asked, "max_tokens": 12, "stream": True, **more}
+        with httpx2.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as reply:
+            lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+        choices = [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
+        parts = [choice["delta"].get("content") or "" for choice in choices if choice["index"] == 0]
+        whole = ask(served, "ann", "5+4=", max_tokens=12, **more).json()["choices"][0]
+        if more.get("seed"):
+            assert "".join(parts) == whole["message"]["content"] and len(list(filter(None, parts))) > 2
+        assert choices[-1]["finish_reason"] == whole["finish_reason"] and lines[-1] == "[DONE]"
+
+
 def test_a_request_decides_about_its_own_sampling(served):
     greedy = ask(served, "ann", "4+4=").json()["choices"][0]["message"]["content"]
     drawn = [ask(served, "ann", "4+4=", temperature=2.0, seed=n).json()["choices"][0]["message"]["content"]
