@@ -554,6 +554,15 @@ def test_the_command_line_says_what_is_missing(tmp_path):
         assert result.exit_code == 2 and message in result.output and result.output.startswith("error: "), result.output
 
 
+@pytest.mark.parametrize("words", [["RUN"], ["--model", "RUN"]])
+def test_who_serves_a_run_is_told_the_command_for_it(tmp_path, words):
+    from typer.testing import CliRunner
+
+    (tmp_path / "config.yaml").write_text("agents: {}")
+    result = CliRunner().invoke(cli, ["serve", *(str(tmp_path) if word == "RUN" else word for word in words)])
+    assert result.exit_code == 2 and f"a trained team is served by: maporl api {tmp_path}" in result.output
+
+
 def test_a_taken_port_is_told_before_a_model_is_looked_for(tmp_path):
     from typer.testing import CliRunner
 
