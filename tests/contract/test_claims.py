@@ -162,6 +162,21 @@ def test_the_page_on_algorithms_says_what_the_runs_came_to():
     assert worlds["critic, quickstart"]["runs"]["hl_gauss-0"]["measures"]["final turn"] == 75.0
 
 
+def test_the_page_says_what_answers_in_json_came_to():
+    page = (ROOT / "docs/learning.md").read_text(encoding="utf-8")
+    report = json.loads((ROOT / "benchmarks/results/structured.json").read_text())
+    assert {arm: len(seeds) for arm, seeds in report["runs"].items()} == {"bare": 5, "json": 5, "json_unmasked": 5}
+    for measure, arms in report["differences"].items():
+        assert f"| json | {measure} | {arms['json']['mean']:.1f} | |" in page
+        for arm in ("bare", "json_unmasked"):
+            told = arms[arm]
+            low, high = (told["minus json"] + sign * told["half"] for sign in (-1, 1))
+            row = f"| {arm} | {measure} | {told['mean']:.1f} | {told['minus json']:+.1f} ({low:+.1f} to {high:+.1f}) |"
+            assert row in page
+    ends = {arm: [run["held out"] for run in seeds.values()] for arm, seeds in report["runs"].items()}
+    assert max(ends["json_unmasked"]) < 50 and sum(end < 80 for end in ends["json"]) == 3
+
+
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_worlds_and_their_arms_are_configurations(name):
     claim = CLAIMS[name]
