@@ -12,7 +12,7 @@ setup(
     packages=[*find_packages(include=["maporl*", "trl_ext*", "reward_server*"]), *filter(None, FOLDERS)],
     package_dir=FOLDERS,
     package_data={
-        "maporl": ["py.typed", "report/assets/*", "report/assets/vendor/*"],
+        "maporl": ["py.typed", "report/assets/*", "report/assets/vendor/*", "integrations/exporting/texts/*"],
         "trl_ext": ["py.typed"],
         "maporl.recipe_files": ["*.yaml"],
         "maporl.configurations": ["*.yaml"],

@@ -44,7 +44,7 @@ COMMANDS = {
     },
     "Share and set up": {
         "push": "maporl.cli.share:push",
-        "export": "maporl.cli.share:export",
+        "export": "maporl.integrations.exporting.command:export",
         "plan": "maporl.studies.planning.command:plan",
         "doctor": "maporl.cli.share:doctor",
         "schema": "maporl.cli.share:schema",

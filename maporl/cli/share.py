@@ -1,4 +1,4 @@
-"""``maporl push``, ``export``, ``doctor`` and ``schema``: sharing a team, and setting up a machine and an editor."""
+"""``maporl push``, ``doctor`` and ``schema``: sharing a team, and setting up a machine and an editor."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import echo, load_libraries, quiet_environment, quiet_libraries
+from maporl.cli.common import echo, quiet_environment, quiet_libraries
 from maporl.config.command_line import command
 from maporl.config.imports import extension
 
@@ -33,19 +33,6 @@ def push(
     for note in pushed.notes:
         echo(note)
     echo(f"{'would go to' if dry_run else 'pushed to'} {pushed.address}")
-
-
-@command
-def export(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint-N folder of a run.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the policies go; must be new.")],
-) -> None:
-    """Write a checkpoint's policies as plain model and adapter folders, which from_pretrained and vLLM load."""
-    load_libraries()
-    from maporl.runs import export as exporting
-
-    for path in exporting.export(checkpoint, folder):
-        echo(str(path))
 
 
 @command

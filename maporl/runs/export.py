@@ -15,8 +15,6 @@ from trl_ext.models.weights import read_pretrained
 from trl_ext.sharding.optimizer_files import OPTIMIZER
 from trl_ext.sharding.shards import SHARDS, Shards, load_model
 
-ONLY_FOR_TRAINING = (CRITIC, OPTIMIZER, SHARDS)
-
 
 def export(checkpoint: Path, target: Path) -> list[Path]:
     """Write the policies of ``checkpoint`` as plain model and adapter folders, with their tokenizers, into ``target``.
@@ -32,14 +30,28 @@ def export(checkpoint: Path, target: Path) -> list[Path]:
         RunExists: ``target`` exists already and is not empty.
     """
     verify(checkpoint)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunExists(f"{target}: exists already and is not empty; choose a new folder")
+    must_be_new(target)
     with new_folder(target) as partial:
         for policy in sorted((checkpoint / "policies").iterdir()):
-            shutil.copytree(policy, partial / policy.name, ignore=shutil.ignore_patterns(*ONLY_FOR_TRAINING))
+            shutil.copytree(policy, partial / policy.name, ignore=shutil.ignore_patterns(CRITIC, OPTIMIZER, SHARDS))
             if (policy / SHARDS).is_dir():
-                config = read_pretrained(AutoConfig, policy)
-                model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
-                load_model(model, Shards(policy / SHARDS), SHARDED_POLICY)
-                save_model(model, partial / policy.name)
+                plain_model(policy, partial / policy.name)
     return sorted(path for path in target.iterdir() if path.is_dir())
+
+
+def must_be_new(target: Path) -> None:
+    """Check that a folder to write does not exist, or is empty.
+
+    Raises:
+        RunExists: it holds something.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunExists(f"{target}: exists already and is not empty; choose a new folder")
+
+
+def plain_model(policy: Path, target: Path) -> None:
+    """Write the model whose shards are in the folder of a policy as ``from_pretrained`` reads it."""
+    config = read_pretrained(AutoConfig, policy)
+    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+    load_model(model, Shards(policy / SHARDS), SHARDED_POLICY)
+    save_model(model, target)
