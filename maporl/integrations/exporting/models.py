@@ -24,6 +24,7 @@ from maporl.team.saved import read_team
 from maporl.team.team import Team
 from maporl.team.weights import has_weights
 from trl_ext.chat.encoding import Tokenizer, encode_prompt
+from trl_ext.errors import retold
 from trl_ext.files.checkpoints import list_checkpoints
 from trl_ext.files.manifest import verify
 from trl_ext.files.paths import below
@@ -35,6 +36,7 @@ from trl_ext.sharding.shards import SHARDS
 Engine = Literal["vllm", "transformers"]
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks for which vLLM can make room (``--max-lora-rank``)."""
+EMBEDS = "an adapter changes the embeddings, which only maporl api serves"
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "."}]
 SERVED = {
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
@@ -104,7 +106,8 @@ def models_of(source: str, engine: Engine, merge: bool) -> tuple[Config, list[Mo
         CheckpointError: a checkpoint is damaged.
     """
     config, root, initial = _read(source)
-    team = Team.from_config(config, weights=False)
+    with retold(NotImplementedError, lambda _: ConfigError(f"{source}: {EMBEDS}")):  # the base's weights are not here
+        team = Team.from_config(config, weights=False)
     team.find_stop_ids(config.ppo)
     systems, notes = _systems(config, team)
     models: list[Model] = []
@@ -120,15 +123,13 @@ def models_of(source: str, engine: Engine, merge: bool) -> tuple[Config, list[Mo
             draw = policy.voice.draw(drawn, decoding, config.ppo.response_length)
             name = agent if len(policies) == 1 else f"{agent}-turn{turn + 1}"
             weights = _weights(section, policy, root, initial)
-            base = None if section.tiny is not None else section.model
             tokenizer, template = copy.copy(policy.tokenizer), policy.tokenizer.get_chat_template()
             tokenizer.chat_template = with_system(template, systems[agent])
-            models.append(Model(name, agent, policy, section, weights, base, tokenizer, template, systems[agent], draw))
-        if len(policies) > 1:
-            notes.append(
-                f"{agent} has other weights in each turn: {agent}-turn1 answers first, and {agent}-turn{len(policies)} "
-                "from that turn on"
+            models.append(
+                Model(name, agent, policy, section, weights, section.model, tokenizer, template, systems[agent], draw)
             )
+        if len(policies) > 1:
+            notes.append(f"{agent} has a model for each turn; {agent}-turn{len(policies)} is for all later ones too")
     if not models:
         raise ConfigError(f"{source}: no agent of the team has weights here, so there is nothing to serve")
     refuse(_faults(models, engine, merge))
