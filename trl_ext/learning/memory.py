@@ -8,10 +8,7 @@ import torch
 from trl_ext.errors import UserError
 from trl_ext.learning.learner import Learner
 from trl_ext.models.forward import base_of
-from trl_ext.models.shape import Shape, training_bytes
-
-SHARE = 0.8
-"""The share of the free memory that is planned for. The rest is for fragments and for what is not counted."""
+from trl_ext.models.shape import PLANNED, Shape, training_bytes
 
 
 class DoesNotFit(UserError, MemoryError):
@@ -29,7 +26,7 @@ def fitting_tokens(learners: Collection[Learner], free: int, device: torch.devic
         DoesNotFit: gradients and moments need more than is free.
     """
     to_come = sum(map(_to_come, learners))
-    left = SHARE * (free - to_come)
+    left = PLANNED * (free - to_come)
     shapes = [(learner, Shape.of(base_of(learner.model), base_of(learner.model).dtype)) for learner in learners]
     chunk = next(iter(learners)).args.logits_chunk
     if chunk is not None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
+PLANNED = 0.8
+"""The share of a device's free memory that is planned for. The rest is for fragments and for what is not counted."""
 EIGHT_BIT = 1 + 4 / 256
 """Bytes of a moment in an 8-bit optimizer, which has one float32 scale for 256 moments."""
 

@@ -115,7 +115,7 @@ def models_of(source: str, engine: Engine, merge: bool) -> tuple[Config, list[Mo
         if agent not in team.policies_of:
             notes.append(f"Left out: {agent} ({section.engine}), which has no weights here")
             continue
-        policies = team.policies_of[agent]
+        policies, system = team.policies_of[agent], systems[agent]
         sampling = team.sampling(ResolvedRun(config).sampling).of(agent, training=False)
         for turn, policy in enumerate(policies):
             decoding = config.evaluation.decoding
@@ -124,7 +124,7 @@ def models_of(source: str, engine: Engine, merge: bool) -> tuple[Config, list[Mo
             name = agent if len(policies) == 1 else f"{agent}-turn{turn + 1}"
             weights = _weights(section, policy, root, initial)
             tokenizer, template = copy.copy(policy.tokenizer), policy.tokenizer.get_chat_template()
-            tokenizer.chat_template = with_system(template, systems[agent])
+            tokenizer.chat_template = with_system(template, system)
             models.append(
                 Model(name, agent, policy, section, weights, section.model, tokenizer, template, systems[agent], draw)
             )

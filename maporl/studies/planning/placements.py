@@ -19,7 +19,7 @@ from maporl.studies.planning.estimates import (
     step_seconds,
     update_seconds,
 )
-from trl_ext.models.shape import Shape
+from trl_ext.models.shape import PLANNED, Shape
 
 Sharing = Literal["sleep", "turns", "apart"]
 BOUNDS = (0, 1, 2, 4, 8)
@@ -276,10 +276,10 @@ def _placed(
 
 
 def _why_not(share: Share, cluster: Cluster) -> str:
-    if share.memory > cluster.device.memory:
+    if share.memory > PLANNED * cluster.device.memory:
         return (
-            f"the learner of {share.group} needs {share.memory / 1e9:.0f} GB of {cluster.device.memory / 1e9:.0f} on "
-            "each device"
+            f"the learner of {share.group} needs {share.memory / 1e9:.0f} GB on each device, of whose "
+            f"{cluster.device.memory / 1e9:.0f} GB {PLANNED:.0%} are planned for"
         )
     if not share.rows:
         return f"the engine of {share.group} has no memory left for a conversation beside what lies on its device"

@@ -16,6 +16,7 @@ from maporl.studies.planning import estimates
 from maporl.studies.planning.devices import Cluster
 from maporl.studies.planning.estimates import Rates
 from maporl.studies.planning.placements import Group, Placement, apart, staleness_for
+from trl_ext.models.shape import PLANNED
 
 # -- lines of text, and a record ---------------------------------------------------------------------------------------
 
@@ -120,8 +121,8 @@ def _assumed(cluster: Cluster) -> str:
         f"{rates.reading / 1e12:.3g}, decoding {rates.decoding / 1e12:.3g}, {rates.bandwidth / 1e9:.3g} GB/s of "
         f"weights and cache, {1000 * rates.step:.3g} ms a step besides; links reach {estimates.MOVING:.0%}, weights "
         f"are sent at {estimates.SENDING / 1e9:.0f} GB/s and wake at {estimates.WAKING / 1e9:.0f}, micro-batches of "
-        f"{estimates.MICROBATCH} tokens with training.gradient_checkpointing. No run on a GPU has confirmed these "
-        "numbers"
+        f"{estimates.MICROBATCH} tokens with training.gradient_checkpointing; of a device's memory learners leave "
+        f"{1 - PLANNED:.0%} free and engines {estimates.LEFT_FREE:.0%}. No run on a GPU has confirmed these numbers"
     )
 
 
