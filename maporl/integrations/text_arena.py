@@ -59,7 +59,7 @@ class TextArena(Game):
         """
         if find_spec("textarena") is None:
             raise ConfigError(
-                f"game textarena: the package textarena is not installed; install it with: {install_command('games')}"
+                f"game textarena: package textarena is not installed; install it with: {install_command('textarena')}"
             )
         import textarena
 

@@ -39,7 +39,7 @@ FEATURES = (
     ("8-bit optimizer, 4-bit models", "bitsandbytes", "quantized"),
     ("maporl push", "kingfisher_sdk", "push"),
     ("reward server", "fastapi", "server"),
-    ("TextArena games", "textarena", "games"),
+    ("TextArena games", "textarena", "textarena"),
 )
 LOCK_SECONDS = 600
 """A lock of a compiled extension that is older has no compilation behind it: they take a minute."""

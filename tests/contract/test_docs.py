@@ -315,7 +315,7 @@ def test_the_page_of_extras_names_what_is_not_under_a_permissive_licence():
         if row.startswith("| ") and row.count("|") == 4
         for extra in row.split("|")[1].split(",")
     }
-    assert len(core) > 30 and ("chess" in needed(extras["games"], core)) == (find_spec("textarena") is not None)
+    assert len(core) > 30 and ("chess" in needed(extras["textarena"], core)) == (find_spec("textarena") is not None)
     for extra, names in {"none": core, **{name: needed(r, core) for name, r in extras.items()}}.items():
         for name in names:
             about = distribution(name).metadata

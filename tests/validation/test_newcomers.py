@@ -473,7 +473,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_run(tmp_path):
 @pytest.mark.parametrize(("options", "message"), [
     ({"env": "Nope-v0"}, r"options.env: 'Nope-v0' cannot begin for 2 players: ValueError: .*; give a game of TextArena"),
     ({"env": "Sudoku-v0"}, "options.env: 'Sudoku-v0' cannot begin for 2 players: AssertionError"),
-    ({}, "the package textarena is not installed; install it with: pip install .*games"),
+    ({}, "package textarena is not installed; install it with: pip install .*textarena"),
 ])  # fmt: skip
 def test_textarena_says_in_one_line_what_it_lacks(monkeypatch, options, message):
     pytest.importorskip("textarena")
