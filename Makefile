@@ -96,6 +96,7 @@ reference: $(VENV)/installed
 	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_base.py
 	$(BIN)/python docs/make_architecture.py
+	$(BIN)/python docs/make_licences.py
 	$(BIN)/python -m maporl.report.metric_panels > docs/metrics.md
 	$(BIN)/python -m maporl.config.recipes > docs/recipes.md
 

@@ -1,0 +1,57 @@
+"""Writes the table of dependencies in docs/howto/operations.md, from what the installed packages say of themselves:
+python docs/make_licences.py."""
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/howto/operations.md"
+BEGIN, END = "<!-- made by docs/make_licences.py -->\n", "<!-- end -->\n"
+ELSEWHERE = {"vllm": "Apache-2.0", "openenv": "BSD-3-Clause", "mkdocs-material": "MIT", "ipykernel": "BSD-3-Clause"}
+"""Packages of extras that cannot be installed beside the others, or that only pages need."""
+SPELLED = {
+    "BSD": "BSD-3-Clause", "BSD License": "BSD-3-Clause", "3-Clause BSD License": "BSD-3-Clause", "MIT License": "MIT",
+    "Apache 2.0": "Apache-2.0", "Apache": "Apache-2.0", "Apache License 2.0": "Apache-2.0", "Apache 2.0 License": "Apache-2.0",
+    "Apache Software License": "Apache-2.0", "Apache 2": "Apache-2.0", "Apache License": "Apache-2.0", "Dual License": "Apache-2.0 or BSD-3-Clause",
+    "Apache Software License 2.0": "Apache-2.0", "BSD 3-Clause License": "BSD-3-Clause", "Python Software Foundation License": "PSF-2.0",
+    "GNU Lesser General Public License v2 or later (LGPLv2+)": "LGPL-2.0-or-later", "LGPL": "LGPL-2.1-or-later",
+}  # fmt: skip
+"""Names of licences as packages write them, and as SPDX does."""
+
+
+def licence(name: str) -> str:
+    """Return the licence that a package states."""
+    try:
+        about = metadata(name)
+    except PackageNotFoundError:
+        return ELSEWHERE[name]
+    classified = [line.split(" :: ")[-1] for line in about.get_all("Classifier") or [] if line.startswith("License ::")]
+    stated = about.get("License-Expression") or (about.get("License") or "").strip()
+    if not stated or "\n" in stated:  # the whole text
+        stated = classified[0] if classified else stated.split("\n")[0]
+    return SPELLED.get(stated, stated)
+
+
+def rows() -> list[str]:
+    """Return the rows of the table: each direct dependency, for what it is, and its licence."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted: dict[str, list[str]] = {}
+    for extra, requirements in {"maporl": project["dependencies"], **project["optional-dependencies"]}.items():
+        for one in map(Requirement, requirements):
+            if extra != "dev" and one.name != "maporl":
+                wanted.setdefault(one.name.lower(), []).append(extra)
+    return [f"| `{name}` | {', '.join(extras)} | {licence(name)} |" for name, extras in sorted(wanted.items())]
+
+
+def text(page: str) -> str:
+    """Return the ``page`` with the table as it is now."""
+    table = "\n".join(["| package | for `maporl`, or the extra | licence |", "|---|---|---|", *rows()]) + "\n"
+    return re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{table}\n{END}", page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
