@@ -68,7 +68,7 @@ test-slow: $(VENV)/installed-dev
 # terminal has started (see the head of tests/integrations/test_vllm_engine.py)
 test-vllm: $(VENV)/installed-dev
 	@test -n "$$MAPORL_TEST_VLLM_URL" -a -n "$$MAPORL_TEST_VLLM_MODEL" || $(BIN)/python -c "import vllm" || { echo "install vllm, or set MAPORL_TEST_VLLM_URL and MAPORL_TEST_VLLM_MODEL: tests/integrations/test_vllm_engine.py says how to start a server"; exit 2; }
-	$(BIN)/python -m pytest -m vllm tests/integrations/test_vllm_engine.py tests/integrations/test_vllm_here.py tests/integrations/test_vllm_calling.py
+	$(BIN)/python -m pytest -m vllm tests/integrations/test_vllm_engine.py tests/integrations/test_vllm_here.py tests/integrations/test_vllm_calling.py tests/integrations/test_exporting.py
 	$(BIN)/python -m pytest -m vllm tests/system/test_ray_vllm.py  # by itself: vLLM imports Ray, which must begin with safe settings
 
 # what works with which client of models behind an address, each in an environment of its own with its newest version: it

@@ -14,12 +14,22 @@ BEGIN, END = "<!-- made by docs/make_licences.py -->\n", "<!-- end -->\n"
 ELSEWHERE = {"vllm": "Apache-2.0", "openenv": "BSD-3-Clause", "mkdocs-material": "MIT", "ipykernel": "BSD-3-Clause"}
 """Packages of extras that cannot be installed beside the others, or that only pages need."""
 SPELLED = {
-    "BSD": "BSD-3-Clause", "BSD License": "BSD-3-Clause", "3-Clause BSD License": "BSD-3-Clause", "MIT License": "MIT",
-    "Apache 2.0": "Apache-2.0", "Apache": "Apache-2.0", "Apache License 2.0": "Apache-2.0", "Apache 2.0 License": "Apache-2.0",
-    "Apache Software License": "Apache-2.0", "Apache 2": "Apache-2.0", "Apache License": "Apache-2.0", "Dual License": "Apache-2.0 or BSD-3-Clause",
-    "Apache Software License 2.0": "Apache-2.0", "BSD 3-Clause License": "BSD-3-Clause", "Python Software Foundation License": "PSF-2.0",
-    "GNU Lesser General Public License v2 or later (LGPLv2+)": "LGPL-2.0-or-later", "LGPL": "LGPL-2.1-or-later",
-}  # fmt: skip
+    "BSD": "BSD-3-Clause",
+    "BSD License": "BSD-3-Clause",
+    "BSD 3-Clause License": "BSD-3-Clause",
+    "3-Clause BSD License": "BSD-3-Clause",
+    "MIT License": "MIT",
+    "Apache": "Apache-2.0",
+    "Apache 2.0": "Apache-2.0",
+    "Apache 2.0 License": "Apache-2.0",
+    "Apache License 2.0": "Apache-2.0",
+    "Apache Software License": "Apache-2.0",
+    "Apache Software License 2.0": "Apache-2.0",
+    "Dual License": "Apache-2.0 or BSD-3-Clause",
+    "Python Software Foundation License": "PSF-2.0",
+    "GNU Lesser General Public License v2 or later (LGPLv2+)": "LGPL-2.0-or-later",
+    "LGPL": "LGPL-2.1-or-later",
+}
 """Names of licences as packages write them, and as SPDX does."""
 
 

@@ -42,6 +42,7 @@ EXTENSIONS = {
     "vllm": Extension(("maporl.integrations.vllm",),
      {"agents": BOB | {"ann": {"model": "x", "engine": "vllm", "vllm": {"urls": ["http://127.0.0.1:9"]}}}}, "agents.ann.vllm:"),
     "hub": Extension(("maporl.integrations.hub",), ("push", "x", "org/team"), "maporl push"),
+    "exporting": Extension(("maporl.integrations.exporting",), ("export", "x", "y"), "maporl export"),
     "mcp": Extension(("maporl.integrations.mcp", "maporl.integrations.mcp_server"),
      {"tools": {"files": {"use": "mcp", "options": {"command": ["true"]}}}}, "tools.files.use: mcp"),
     "openenv": Extension(("maporl.integrations.open_env",),

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,13 +12,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
 
 import pytest
 import torch
 from chat_tokenizers import CHATML, FAMILIES
 from launches import free_port
 from peft import IA3Config, LoraConfig
+from tiny_models import lively
 from tool_models import TRL_TEMPLATES, characters
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -33,7 +34,6 @@ from maporl.tasks import build_task
 from maporl.team.saved import read_team
 from maporl.validation.load import from_dict
 from trl_ext.chat.encoding import encode_prompt
-from trl_ext.models.forward import base_of
 
 ODD = "You are \"Ann\".\n{{ x }} {% raw %} \\n 'q' \U0001f600\u2028\t- done. "
 ASKED = {"role": "user", "content": "What is 3 + 4?"}
@@ -91,25 +91,12 @@ def test_tokens_are_those_of_training(family):
         assert ids == encode_prompt(trained, opening("you are ann.\n\n'add'", chat))
 
 
-def base_folder(folder, template=CHATML):
-    tokenizer = characters(template)
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-    }
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=len(tokenizer), eos_token_id=3, pad_token_id=0, bos_token_id=None, **sizes)
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=0.15)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def base_folder(folder):
+    tokenizer = characters(CHATML)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": len(tokenizer)}  # fmt: skip
+    model = lively(LlamaForCausalLM(LlamaConfig(eos_token_id=3, pad_token_id=0, bos_token_id=None, **sizes)))
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
     torch.save({}, folder / "training_args.bin")
     return str(folder)
 
@@ -172,7 +159,7 @@ for block, chats in json.loads(sys.stdin.read()):
 """
 
 
-@pytest.mark.parametrize("merge", [False, True], ids=["adapters", "merged"])
+@pytest.mark.parametrize("merge", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["adapters", "merged"])
 def test_plain_transformers_answers_as_eval_wherever_the_folder_lies(trained, said, tmp_path, merge):
     export_for(str(trained), tmp_path / "made", "transformers", merge)
     moved = (tmp_path / "made").rename(tmp_path / "else where")
@@ -181,77 +168,47 @@ def test_plain_transformers_answers_as_eval_wherever_the_folder_lies(trained, sa
     assert not {path.name for path in moved.rglob("*")} & {"training_args.bin", "value_head.safetensors", "critic"}
     page = (moved / "README.md").read_text()
     block = page.split("```python\n")[1].split("```")[0]
-    weights = {
-        "ann": "./ann" if merge else "./base",
-        "bob": "./bob" if merge else "./base",
-        "judge": "./base",
-        "cat": "./cat",
-        "dan": "./dan",
-    }
+    weights = dict.fromkeys(("ann", "bob", "judge"), "./base") | {"cat": "./cat", "dan": "./dan"}
+    weights |= {"ann": "./ann", "bob": "./bob"} if merge else {}
     given = []
     for name, turns in said.items():
         lines = [line for line in block.splitlines() if "PeftModel" not in line or name in ("ann", "bob")]
-        text = "\n".join(lines).replace(
-            f'LM.from_pretrained("{weights["ann"]}"', f'LM.from_pretrained("{weights[name]}"'
-        )
-        given.append(
-            [
-                text.replace('ed(model, "./ann"', f'ed(model, "./{name}"')
-                .replace('zer.from_pretrained("./ann"', f'zer.from_pretrained("./{name}"')
-                .replace('Config.from_pretrained("./ann"', f'Config.from_pretrained("./{name}"'),
-                [chat for chat, _, _ in turns],
-            ]
-        )
+        text = re.sub(r'(CausalLM\.from_pretrained\()"[^"]*"', rf'\1"{weights[name]}"', "\n".join(lines))
+        text = re.sub(r'((?:Tokenizer|Config)\.from_pretrained\(|\(model, )"./ann"', rf'\1"./{name}"', text)
+        given.append([text, [chat for chat, _, _ in turns]])
         assert f"| `{name}` | " in page and ("PeftModel" in block) is not merge
-    ended = subprocess.run(
-        [sys.executable, "-c", STRANGER],
-        input=json.dumps(given),
-        cwd=moved,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command, given = [sys.executable, "-c", STRANGER], json.dumps(given)
+    ended = subprocess.run(command, input=given, cwd=moved, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     answers = [json.loads(line) for line in ended.stdout.splitlines()]
     assert answers == [[prompt, ids] for turns in said.values() for _, ids, prompt in turns]
     assert len({str(ids) for _, ids in answers}) > 5
 
 
-@contextmanager
-def recorded_vllm(folder, script, *words):
-    """Run ``serve.sh`` from elsewhere with a vllm that tells its words, one call a line."""
-    (folder / "bin").mkdir()
-    fake = folder / "bin/vllm"
+def test_serve_sh_starts_a_server_for_each_base_with_the_agents_by_name(trained, tmp_path):
+    """From another folder, with a vllm that tells its words."""
+    out, fake = tmp_path / "out", tmp_path / "vllm"
+    names = ("ann", "bob", "judge", "cat", "dan")
+    told = export_for(str(trained / "checkpoint-1"), out, "vllm")
+    assert told == [*(str(out / name) for name in names), f"how to go on: {out / 'README.md'}"]
     fake.write_text('#!/bin/sh\necho "$PWD $VLLM_NO_USAGE_STATS $PYTHONPATH $*" >> "$LOG"\n')
     fake.chmod(0o755)
-    variables = {"PATH": f"{folder}/bin:/usr/bin:/bin", "LOG": str(folder / "log")}
-    subprocess.run([script, *words], cwd="/", env=variables, check=True, timeout=20)
-    yield sorted((folder / "log").read_text().splitlines())
-
-
-def test_serve_sh_starts_a_server_for_each_base_with_the_agents_by_name(trained, tmp_path):
-    out = tmp_path / "out"
-    told = export_for(str(trained / "checkpoint-1"), out, "vllm")
-    assert told == [
-        *(str(out / name) for name in ("ann", "bob", "judge", "cat", "dan")),
-        f"how to go on: {out / 'README.md'}",
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log")}
+    subprocess.run([out / "serve.sh", "--max-model-len", "64"], cwd="/", env=variables, check=True, timeout=20)
+    assert sorted((tmp_path / "log").read_text().splitlines()) == [
+        f"{out} 1 . serve ./base --served-model-name judge --tokenizer ./judge --generation-config ./judge --dtype float32 --host 127.0.0.1 "
+        "--port 8000 --enable-lora --max-loras 2 --max-lora-rank 16 --lora-modules ann=./ann bob=./bob --gpu-memory-utilization 0.45 "
+        "--chat-template ./chat_template-1.jinja --middleware agents.Agents --max-model-len 64",
+        f"{out} 1 . serve ./cat --served-model-name cat dan --tokenizer ./cat --generation-config ./cat --dtype float32 --host 127.0.0.1 "
+        "--port 8001 --gpu-memory-utilization 0.45 --chat-template ./chat_template-2.jinja --middleware agents.Agents --max-model-len 64",
     ]
-    with recorded_vllm(tmp_path, out / "serve.sh", "--max-model-len", "64") as calls:
-        begun = f"{out} 1 ."
-        assert calls == [
-            f"{begun} serve ./base --served-model-name judge --tokenizer ./judge --generation-config ./judge --dtype float32 --host 127.0.0.1 "
-            "--port 8000 --enable-lora --max-loras 2 --max-lora-rank 16 --lora-modules ann=./ann bob=./bob --gpu-memory-utilization 0.45 "
-            "--chat-template ./chat_template-1.jinja --middleware agents.Agents --max-model-len 64",
-            f"{begun} serve ./cat --served-model-name cat dan --tokenizer ./cat --generation-config ./cat --dtype float32 --host 127.0.0.1 "
-            "--port 8001 --gpu-memory-utilization 0.45 --chat-template ./chat_template-2.jinja --middleware agents.Agents --max-model-len 64",
-        ]
     options = json.loads((out / "ann/adapter_config.json").read_text())
     assert options["base_model_name_or_path"] == "./base" and not (out / "dan/config.json").exists()
     drawn = {"max_new_tokens": 5, "eos_token_id": [3], "pad_token_id": 0, "temperature": 0.0}
     assert json.loads((out / "bob/generation_config.json").read_text()) == drawn
     fields = json.loads((out / "agents.json").read_text())
     assert fields["bob"] == {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_tokens": 5, "stop_token_ids": [3]}
-    assert list(fields) == ["ann", "bob", "judge", "cat", "dan"]
+    assert tuple(fields) == names
     page = (out / "README.md").read_text()
     assert (
         '| `ann` | adapter `./ann` of `./base` | You add "exactly". |' in page
@@ -260,33 +217,27 @@ def test_serve_sh_starts_a_server_for_each_base_with_the_agents_by_name(trained,
     assert page.count("curl http://127.0.0.1:8001/v1/chat/completions") == 2 and "critics" in page
 
 
-def test_turns_others_and_sampling_of_a_team(trained, tmp_path):
-    """Weights by turn, an agent behind an API, names on the hub, one server without agents that differ."""
+def test_turns_others_and_sampling_of_a_team(tmp_path):
+    """Weights by turn, an agent behind an API, stop strings, and evaluations that are not greedy."""
+    ann = {"tiny": {}, "policy_per": "first_and_rest", "sampling": {"stop": [";"]}}
     config = {
-        "output_dir": str(tmp_path / "run"), "task": {"name": "toy_sum"}, "protocol": {"name": "debate"},
-        "agents": {
-            "ann": {"tiny": {}, "policy_per": "first_and_rest", "sampling": {"stop": [";"]}},
-            "far": {"engine": "openai", "api": {"model": "x", "base_url": "http://127.0.0.1:9"}},
-        },
+        "output_dir": str(tmp_path / "run"), "task": {"name": "toy_sum"}, "updates": 1, "ppo": {"response_length": 4},
+        "protocol": {"name": "debate", "later": "{others}", "quote": "{text}"},
+        "training": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True},
         "evaluation": {"questions": 0, "temperature": 0.7, "top_p": 0.9},
     }  # fmt: skip
-    build_trainer(from_dict(config | {"updates": 1, "ppo": {"response_length": 4}, "protocol": {"name": "debate", "later": "{others}", "quote": "{text}"}, "agents": {"ann": config["agents"]["ann"], "bob": {"tiny": {}, "trainable": False}},
-     "training": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True}}), quiet=True).train()  # fmt: skip
-    (tmp_path / "run/config.yaml").write_text(to_yaml(from_dict(config)))
-    told = export_for(str(tmp_path / "run"), tmp_path / "out", "vllm")
-    assert told[:3] == [
-        str(tmp_path / "out/ann-turn1"), str(tmp_path / "out/ann-turn2"), "ann has a model for each turn; ann-turn2 is for all later ones too",
-    ]  # fmt: skip
-    assert told[3] == "Left out: far (openai), which has no weights here"
-    drawn = json.loads((tmp_path / "out/ann-turn1/generation_config.json").read_text())
-    assert (drawn["do_sample"], drawn["temperature"], drawn["top_p"], drawn["top_k"], drawn["stop_strings"]) == (
-        True,
-        0.7,
-        0.9,
-        0,
-        [";"],
-    )
-    fields = json.loads((tmp_path / "out/agents.json").read_text())["ann-turn2"]
+    run, out = tmp_path / "run", tmp_path / "out"
+    build_trainer(from_dict(config | {"agents": {"ann": ann, "bob": {"tiny": {}, "trainable": False}}}), quiet=True).train()  # fmt: skip
+    far = {"engine": "openai", "api": {"model": "x", "base_url": "http://127.0.0.1:9"}}
+    (run / "config.yaml").write_text(to_yaml(from_dict(config | {"agents": {"ann": ann, "far": far}})))
+    assert export_for(str(run), out, "vllm")[2:4] == [
+        "ann has a model for each turn; ann-turn2 is for all later ones too",
+        "Left out: far (openai), which has no weights here",
+    ]
+    drawn = json.loads((out / "ann-turn1/generation_config.json").read_text())
+    expected = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0, "stop_strings": [";"]}
+    assert {name: drawn[name] for name in expected} == expected
+    fields = json.loads((out / "agents.json").read_text())["ann-turn2"]
     assert (fields["stop"], fields["include_stop_str_in_output"]) == ([";"], True)
 
 
@@ -332,13 +283,10 @@ def test_what_is_no_lora_is_merged(tmp_path):
         export_for(str(team), tmp_path / "out", "vllm", merge=True)
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out/ann")
         assert torch.allclose(merged(ids).logits, expected, atol=1e-4)
-    assert (
-        "--enable-lora" not in (tmp_path / "out/serve.sh").read_text()
-        and base_of(model.policies["ann"].model) is not None
-    )
+    assert "--enable-lora" not in (tmp_path / "out/serve.sh").read_text()
 
 
-def test_a_run_that_has_no_weights_and_a_folder_that_is_full_are_refused(trained, tmp_path, capsys):
+def test_a_run_that_has_no_weights_and_a_folder_that_is_full_are_refused(trained, tmp_path):
     from typer.testing import CliRunner
 
     from maporl.cli.main import app
@@ -346,10 +294,8 @@ def test_a_run_that_has_no_weights_and_a_folder_that_is_full_are_refused(trained
     (tmp_path / "run").mkdir()
     shutil.copy(trained / "config.yaml", tmp_path / "run")
     shutil.copytree(trained / "checkpoint-1", tmp_path / "run/checkpoint-1")
-    with pytest.raises(
-        UserError,
-        match=r"no weights of policy 'ann'; the run has not ended: give a checkpoint, such as .*run/checkpoint-1",
-    ):
+    message = r"no weights of policy 'ann'; the run has not ended: give a checkpoint, such as .*run/checkpoint-1"
+    with pytest.raises(UserError, match=message):
         export_for(str(tmp_path / "run"), tmp_path / "out", "vllm")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").touch()
@@ -361,9 +307,7 @@ def test_a_run_that_has_no_weights_and_a_folder_that_is_full_are_refused(trained
     ]:
         done = CliRunner().invoke(app, ["export", *map(str, words)])
         assert done.exit_code == status and told in done.output, done.output
-    assert (tmp_path / "plain/ann/adapter_config.json").is_file() and [
-        p.name for p in (tmp_path / "full").iterdir()
-    ] == ["mine"]
+    assert (tmp_path / "plain/ann/adapter_config.json").is_file() and len(list((tmp_path / "full").iterdir())) == 1
 
 
 def filled(tmp_path, path, body, fields):
@@ -404,9 +348,8 @@ def test_a_request_gets_what_its_agent_has_and_keeps_what_it_says(tmp_path, path
 
 
 def get(url, body=None):
-    request = urllib.request.Request(
-        url, None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    sent = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, sent, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         return json.loads(answer.read() or b"null")
 
@@ -415,9 +358,7 @@ def gap(policy, prompt, ids, others):
     """How much likelier the token of ``ids`` is than the other one where two greedy answers part, in nats."""
     if ids == others:
         return 0.0
-    place = next(
-        number for number, pair in enumerate(zip([*ids, -1], [*others, -1], strict=False)) if pair[0] != pair[1]
-    )
+    place = next(number for number, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other)
     with torch.no_grad(), policy.active() as model:
         logprobs = model(torch.tensor([prompt + ids[:place]])).logits[0, -1].float().log_softmax(-1)
     return float(logprobs[ids[place]] - logprobs[others[place]])
@@ -430,29 +371,18 @@ VLLM, MODEL = shutil.which("vllm"), os.environ.get("MAPORL_TEST_VLLM_MODEL")
 @pytest.mark.skipif(not (VLLM and MODEL), reason="needs the command vllm, and MAPORL_TEST_VLLM_MODEL")
 def test_a_real_vllm_answers_as_eval_with_two_adapters(tmp_path):
     """On CPUs also VLLM_CPU_KVCACHE_SPACE=1. Of SmolLM2 in float32 all answers were equal."""
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
-        AutoTokenizer.from_pretrained(MODEL),
-    )
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32), AutoTokenizer.from_pretrained(MODEL)  # fmt: skip
     speakers = [
-        Agent("ann", system="You are Ann. You answer in one short sentence."),
-        Agent("bob", system="You are Bob, a pirate."),
+        Agent("ann", system="You are Ann. You answer in one sentence."),
+        Agent("bob", system="You are a pirate."),
     ]
-    team = Team.on_one_base(
-        model, tokenizer, speakers, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    )
+    team = Team.on_one_base(model, tokenizer, speakers, LoraConfig(r=4, **LINEAR))
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in team.policies["ann"].model.named_parameters():
             parameter.add_(0.05 * torch.randn_like(parameter) if "lora_B" in name else 0)
     team.save(str(tmp_path / "team"))
-    play = [
-        "task.name=toy_times",
-        "task.template=What is {a} times {b}?",
-        "protocol.name=debate",
-        "protocol.turns=1",
-        "training.use_cpu=true",
-    ]
+    play = ["task.name=toy_times", "task.template=What is {a} times {b}?", "protocol.name=debate", "protocol.turns=1", "training.use_cpu=true"]  # fmt: skip
     said = evaluated(*read_team(tmp_path / "team", play), tmp_path / "team", 6)
     export_for(str(tmp_path / "team"), tmp_path / "out", "vllm")
     url = f"http://127.0.0.1:{(port := free_port())}"

@@ -8,7 +8,7 @@ import typer
 from maporl.cli.common import echo, load_libraries
 from maporl.config.command_line import command
 from maporl.errors import ConfigError
-from maporl.integrations.exporting.models import Engine
+from maporl.integrations.exporting.template import Engine
 from trl_ext.files.atomic import new_folder
 
 NOTES = (

@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 from transformers.utils import cached_file
 
 from maporl.config import Config
-from maporl.integrations.exporting.models import Engine, Model
+from maporl.integrations.exporting.models import Model
+from maporl.integrations.exporting.template import Engine
 from maporl.integrations.vllm.server import held_to
 from maporl.runs.export import plain_model
 from maporl.team.loading import load_agents, load_tokenizers
@@ -124,8 +125,7 @@ def generation(model: Model, engine: Engine) -> dict[str, Any]:
     """Return the generation configuration of a model: how evaluations draw its answers, and what ends them."""
     draw = model.draw
     values: dict[str, Any] = {"max_new_tokens": draw.max_tokens, "eos_token_id": sorted(draw.stop_ids) or None}
-    values["pad_token_id"] = model.tokenizer.pad_token_id
-    values |= {"stop_strings": list(draw.stop)} if draw.stop else {}
+    values |= {"pad_token_id": model.tokenizer.pad_token_id, **({"stop_strings": list(draw.stop)} if draw.stop else {})}
     if draw.temperature > 0:
         drawn = {"temperature": draw.temperature, "top_p": draw.top_p, "top_k": draw.top_k}
         return values | {"do_sample": True} | drawn

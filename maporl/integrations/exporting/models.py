@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from peft import LoraConfig
 from safetensors import safe_open
@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 
 from maporl.config.schema import AgentSection, Config
 from maporl.errors import ConfigError, Fault, RunError, refuse
-from maporl.integrations.exporting.template import with_system
+from maporl.integrations.exporting.template import Engine, with_system
 from maporl.rollout.agent_tools import tools_of_team
 from maporl.rollout.requests import opening
 from maporl.run import ResolvedRun
@@ -33,7 +33,6 @@ from trl_ext.models.weights import ADAPTER_WEIGHTS
 from trl_ext.sampling.request import Draw
 from trl_ext.sharding.shards import SHARDS
 
-Engine = Literal["vllm", "transformers"]
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks for which vLLM can make room (``--max-lora-rank``)."""
 EMBEDS = "an adapter changes the embeddings, which only maporl api serves"

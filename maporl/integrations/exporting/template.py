@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Mapping
+from typing import Literal
 
+Engine = Literal["vllm", "transformers"]
+"""What serves an export."""
 AGENT = "agent"
 """The variable of a template for several agents: the name of who answers."""
 _OPENING = """\
