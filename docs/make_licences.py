@@ -5,6 +5,7 @@ import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -36,7 +37,7 @@ SPELLED = {
 def licence(name: str) -> str:
     """Return the licence that a package states."""
     try:
-        about = metadata(name)
+        about: Any = metadata(name)
     except PackageNotFoundError:
         return ELSEWHERE[name]
     classified = [line.split(" :: ")[-1] for line in about.get_all("Classifier") or [] if line.startswith("License ::")]

@@ -15,6 +15,7 @@ import urllib.request
 
 import pytest
 import torch
+import yaml
 from chat_tokenizers import CHATML, FAMILIES
 from launches import free_port
 from peft import IA3Config, LoraConfig
@@ -272,6 +273,31 @@ def test_what_vllm_cannot_serve_is_refused_before_anything_is_written(tmp_path, 
     with pytest.raises(UserError, match=message):
         export_for(str(team), tmp_path / "out", "vllm")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "team"]
+
+
+@pytest.mark.parametrize("agent, engine, told", [
+    ({"load_in_8bit": True}, "transformers", r"agents\.ann\.load_in_8bit: its weights are quantised when they are loaded"),
+    ({"sampling": {"structured_output": {"regex": "[0-9]+"}}}, "transformers", r"structured_output: answers are held to a structured output"),
+    ({"sampling": {"structured_output": {"regex": "[0-9]+"}}}, "vllm", '"grammar": "start: /[0-9]+/"'),
+    ({"tools": ["calculator"], "call_format": "json"}, "vllm", "ann calls calculator: the client offers and carries them out, by reading the calls"),
+])  # fmt: skip
+def test_what_an_agent_is_held_to_and_may_call(tmp_path, agent, engine, told):
+    file, out = saved_team(tmp_path) / "config.yaml", tmp_path / "out"
+    config = yaml.safe_load(file.read_text()) | {
+        "protocol": {"name": "debate"},
+        "tools": {"calculator": {"use": "calculator"}},
+    }
+    config["agents"]["ann"] |= agent
+    file.write_text(yaml.safe_dump(config))
+    if engine == "transformers":
+        with pytest.raises(UserError, match=told):
+            export_for(str(file.parent), out, engine)
+        return
+    notes = export_for(str(file.parent), out, engine)
+    held = "sampling" in agent
+    assert told in ((out / "agents.json").read_text() if held else "\n".join(notes))
+    assert ("--structured-outputs-config.backend guidance" in (out / "serve.sh").read_text()) is held
+    assert ("calculator" in (out / "ann/chat_template.jinja").read_text()) is not held
 
 
 def test_what_is_no_lora_is_merged(tmp_path):

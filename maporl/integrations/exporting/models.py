@@ -125,7 +125,7 @@ def models_of(source: str, engine: Engine, merge: bool) -> tuple[Config, list[Mo
             tokenizer, template = copy.copy(policy.tokenizer), policy.tokenizer.get_chat_template()
             tokenizer.chat_template = with_system(template, system)
             models.append(
-                Model(name, agent, policy, section, weights, section.model, tokenizer, template, systems[agent], draw)
+                Model(name, agent, policy, section, weights, section.model, tokenizer, template, system, draw)
             )
         if len(policies) > 1:
             notes.append(f"{agent} has a model for each turn; {agent}-turn{len(policies)} is for all later ones too")
