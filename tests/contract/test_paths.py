@@ -14,6 +14,8 @@ from maporl.config import parse_config
 from maporl.config.agents import section_faults
 from maporl.config.algorithm import OF_TEAM
 from maporl.errors import ConfigError, RunError, refuse
+from maporl.integrations.exporting import models
+from maporl.integrations.exporting.folders import Folders
 from maporl.integrations.hub import pull
 from maporl.integrations.ray.member import log_of, write_stacks
 from maporl.integrations.vllm.engine import VLLMEngine
@@ -188,6 +190,12 @@ def train_jointly(folder, monkeypatch):
 
 
 PLACES = {
+    "maporl/integrations/exporting/folders.py:Folders.write": lambda folder, patch: of_class(Folders, target=folder, merge=False).write(
+        Thing(name=EVIL, is_adapter=False)
+    ),
+    "maporl/integrations/exporting/models.py:_weights": lambda folder, patch: models._weights(
+        Thing(trainable=True, adapter=None), Thing(name=EVIL), folder, folder
+    ),
     "maporl/integrations/ray/member.py:log_of": lambda folder, patch: log_of(folder, EVIL),
     "maporl/integrations/ray/member.py:write_stacks": lambda folder, patch: write_stacks(folder, EVIL, ""),
     "maporl/integrations/vllm/engine.py:VLLMEngine._send_adapter": lambda folder, patch: of_class(
@@ -245,6 +253,11 @@ def test_every_place_that_joins_a_configured_word_stays_in_its_folder(place, tmp
 WORDS = {"name", "policy", "policies", "adapter", "agent", "source", "stage", "tool", "environment", "old", "new"}
 """What variables are called that hold a word of a configuration."""
 OTHERWISE = {
+    "maporl/integrations/exporting/command.py:export_for": {"model.name"},  # which is written by then
+    "maporl/integrations/exporting/folders.py:Folders._base": {"name"},
+    "maporl/integrations/exporting/folders.py:Folders._copy": {"file.name"},
+    "maporl/integrations/exporting/folders.py:Folders.write": {"name"},
+    "maporl/integrations/exporting/serving.py:write_texts": {"name"},
     "maporl/cli/train.py:sft": {"policy"},  # is shown
     "trl_ext/files/manifest.py:verify": {"name"},  # every name of a manifest is checked when it is read
     # names of what the folder has already

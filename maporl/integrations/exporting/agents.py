@@ -44,7 +44,7 @@ class Agents:
         await self.app(scope, again, send)
 
     def filled(self, path: str, body: bytes) -> bytes:
-        """Return the body of a request with what it leaves out. What is no request is vLLM's to refuse."""
+        """Return the body of a request with what it leaves out. vLLM refuses what it cannot read."""
         try:
             request = json.loads(body)
             known = self.fields[request["model"]]

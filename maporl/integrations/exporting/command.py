@@ -53,7 +53,7 @@ def export_for(run: str, folder: Path, engine: Engine, merge: bool = False) -> l
     """Write a team into a new ``folder`` for another server, and return what was written and what to know of it.
 
     Raises:
-        UserError: there is no such team, or ``engine`` cannot serve it. Nothing is written then.
+        UserError: the team does not exist, or ``engine`` cannot serve it. Nothing is written then.
     """
     from maporl.integrations.exporting.folders import Folders
     from maporl.integrations.exporting.models import models_of

@@ -16,6 +16,7 @@ from maporl.integrations.vllm.server import held_to
 from maporl.runs.export import plain_model
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.team import Team
+from trl_ext.files.paths import below
 from trl_ext.learning.policy import save_model
 from trl_ext.models.adapters import base_state
 from trl_ext.models.forward import base_of
@@ -48,9 +49,10 @@ class Folders:
 
     def write(self, model: Model) -> None:
         """Write the folder of a model: its weights if it has its own, its tokenizer and how its answers are drawn."""
-        folder, adapted = self.target / model.name, model.is_adapter and not self.merge
+        folder, adapted = below(self.target, model.name), model.is_adapter and not self.merge
         folder.mkdir()
-        self.places[model.name] = self._base(model) if adapted or not model.has_own(self.merge) else self._whole(model)
+        whole = not adapted and model.has_own(self.merge)
+        self.places[model.name] = self._whole(model, folder) if whole else self._base(model)
         if adapted:
             for name in (ADAPTER_OPTIONS, ADAPTER_WEIGHTS):
                 shutil.copy(str(cached_file(str(model.weights), name)), folder / name)
@@ -73,14 +75,14 @@ class Folders:
             self._copy(model, model.base, self.target / name)
         return f"./{self._bases[key]}"  # a name without a slash could be one on the hub
 
-    def _whole(self, model: Model) -> str:
+    def _whole(self, model: Model, folder: Path) -> str:
         """Write a model's own weights, which vLLM needs only once for all agents of a policy. Return their folder."""
         name = model.name if self.engine == "transformers" else self._owners.setdefault(model.policy.name, model.name)
         if name == model.name:
             if model.is_adapter:
-                self._merged(model, self.target / name)
+                self._merged(model, folder)
             else:
-                self._copy(model, model.weights, self.target / name)
+                self._copy(model, model.weights, folder)
         return f"./{name}"
 
     def _copy(self, model: Model, source: str | None, folder: Path) -> None:
@@ -127,8 +129,7 @@ def generation(model: Model, engine: Engine) -> dict[str, Any]:
     values: dict[str, Any] = {"max_new_tokens": draw.max_tokens, "eos_token_id": sorted(draw.stop_ids) or None}
     values |= {"pad_token_id": model.tokenizer.pad_token_id, **({"stop_strings": list(draw.stop)} if draw.stop else {})}
     if draw.temperature > 0:
-        drawn = {"temperature": draw.temperature, "top_p": draw.top_p, "top_k": draw.top_k}
-        return values | {"do_sample": True} | drawn
+        return values | {"do_sample": True, "temperature": draw.temperature, "top_p": draw.top_p, "top_k": draw.top_k}
     # vLLM does not read do_sample, and transformers warns of a temperature beside it
     return values | ({"temperature": 0.0} if engine == "vllm" else {"do_sample": False})
 

@@ -101,7 +101,7 @@ def models_of(source: str, engine: Engine, merge: bool) -> tuple[Config, list[Mo
 
     Raises:
         ConfigError: something of it cannot be served.
-        RunError: there is no such team, or it has no weights.
+        RunError: the team does not exist, or it has no weights.
         CheckpointError: a checkpoint is damaged.
     """
     config, root, initial = _read(source)
