@@ -203,6 +203,15 @@ def test_serve_sh_starts_a_server_for_each_base_with_the_agents_by_name(trained,
         f"{out} 1 . serve ./cat --served-model-name cat dan --tokenizer ./cat --generation-config ./cat --dtype float32 --host 127.0.0.1 "
         "--port 8001 --gpu-memory-utilization 0.45 --chat-template ./chat_template-2.jinja --middleware agents.Agents --max-model-len 64",
     ]
+    fake.write_text('#!/bin/sh\necho $$ >> "$LOG.pids"\nexec sleep 60\n')
+    running, pids = subprocess.Popen([out / "serve.sh"], env=variables), tmp_path / "log.pids"
+    while not pids.exists() or pids.read_text().count("\n") < 2:
+        time.sleep(0.05)
+    running.terminate()
+    assert running.wait(10) == 143
+    time.sleep(0.2)
+    left = subprocess.run(["ps", "-o", "stat=", "-p", pids.read_text().replace("\n", ",").strip(",")], capture_output=True, text=True)  # fmt: skip
+    assert set(left.stdout.split()) <= {"Z", "ZN"}, "no server is left, but for nobody to have asked how it ended"
     options = json.loads((out / "ann/adapter_config.json").read_text())
     assert options["base_model_name_or_path"] == "./base" and not (out / "dan/config.json").exists()
     drawn = {"max_new_tokens": 5, "eos_token_id": [3], "pad_token_id": 0, "temperature": 0.0}
