@@ -82,11 +82,12 @@ def measured(url: str, requests: list[dict], clients: int) -> dict[str, float]:
 def speed(arguments: argparse.Namespace) -> dict:
     """Measure both servers in turn."""
     model = str(arguments.model)
-    ours = ["maporl", "api", str(arguments.run), "--device", "cpu", "--dtype", arguments.dtype, "--port", "8711"]
+    command = ["maporl", "api", str(arguments.run), "--device", "cpu", "--dtype", arguments.dtype, "--port", "8711"]
+    command += ["--max-tokens", str(arguments.tokens)]
     theirs = ["transformers", "serve", model, "--continuous-batching", "--device", "cpu", "--dtype", arguments.dtype]
     found: dict[str, list[dict[str, float]]] = {}
     with ExitStack() as stack:
-        us, _ = stack.enter_context(server(ours, 8711, Path("/tmp/served_ours.log")))
+        us, _ = stack.enter_context(server(command, 8711, Path("/tmp/served_ours.log")))
         them, _ = stack.enter_context(server([*theirs, "--port", "8712"], 8712, Path("/tmp/served_theirs.log")))
         for url, name in ((us, "ann"), (us, "bob"), (them, model)):
             ask(url, bodies([name], 1, 4)[0])
@@ -102,15 +103,15 @@ def speed(arguments: argparse.Namespace) -> dict:
                     found.setdefault(f"{kind}, {clients}", []).append(one)
                     print(number, kind, clients, {key: round(value, 2) for key, value in one.items()}, flush=True)
     medians = {
-        key: {what: statistics.median(one[what] for one in rounds) for what in rounds[0]} for key, rounds in found.items()
+        key: {what: statistics.median(one[what] for one in rounds) for what in rounds[0]}
+        for key, rounds in found.items()
     }
-    ratios = {
-        clients: {
-            "ours over transformers": medians[f"ours, {clients}"]["tokens"] / medians[f"transformers, {clients}"]["tokens"],
-            "one adapter over two": medians[f"ours, {clients}"]["tokens"] / medians[f"two adapters, {clients}"]["tokens"],
-        }
-        for clients in arguments.clients
-    }
+    ratios = {}
+    for clients in arguments.clients:
+        ours, theirs, two = (
+            medians[f"{kind}, {clients}"]["tokens"] for kind in ("ours", "transformers", "two adapters")
+        )
+        ratios[clients] = {"ours over transformers": ours / theirs, "one adapter over two": ours / two}
     return {"tokens": arguments.tokens, "dtype": arguments.dtype, "medians": medians, "ratios": ratios}
 
 
