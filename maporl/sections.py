@@ -1,11 +1,14 @@
 """What sections of a configuration are made with, and what several of them have: numbers, a tiny model. No torch."""
 
+import pkgutil
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar, dataclass_transform
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from maporl.errors import lacking
 from trl_ext.models.attention import ATTENTIONS, check_name
 from trl_ext.ppo.options import READ, checked, option
 from trl_ext.ppo.options import AboveZero as AboveZero
@@ -28,6 +31,33 @@ def section(*, frozen: bool = True, kw_only: bool = False) -> Callable[[type[T]]
     """Return a decorator that makes a section of a configuration: a dataclass whose values are checked, also if it is
     made in Python, and which has no keys but its own. :func:`trl_ext.ppo.options.option` declares its keys."""
     return lambda kind: dataclass(frozen=frozen, kw_only=kw_only, config=STRICT)(checked(kind))  # type: ignore[return-value]  # the class, as a protocol
+
+
+@cache
+def brought(name: str) -> Any:
+    """Return the section ``MODULE:CLASS`` of an extension, or what stands in its place where the extension is missing.
+
+    So a package brings the sections that it alone reads, and the core, which imports no extension, finds them by this
+    text. Where a section is missing its key is None, and a configuration that sets it is told what to install.
+    """
+    try:
+        return pkgutil.resolve_name(name)
+    except ModuleNotFoundError as error:
+        return Annotated[None, BeforeValidator(_missing(f"needs {lacking(error)}"))]
+
+
+def made(name: str) -> Callable[[], Any]:
+    """Return what makes the section :func:`brought` of this name with its defaults, or None where it is missing."""
+    kind = brought(name)
+    return kind if isinstance(kind, type) else lambda: None
+
+
+def _missing(told: str) -> Callable[[Any], None]:
+    def refuse(value: Any) -> None:
+        if value is not None:
+            raise ValueError(told)
+
+    return refuse
 
 
 Attention = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": list(ATTENTIONS)})]

@@ -6,9 +6,7 @@ PPO's own options are in :mod:`trl_ext.ppo.options`. ``configs/ppo/base.yaml`` s
 import copy
 import dataclasses
 import difflib
-import pkgutil
-from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -20,7 +18,7 @@ from maporl.config.algorithm import Algorithm as Algorithm
 from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.engines import ENGINES
 from maporl.decoding import Sampling, StructuredOutput
-from maporl.errors import ConfigError, lacking
+from maporl.errors import ConfigError
 from maporl.schedules import Schedule
 from maporl.sections import (
     AboveZero,
@@ -32,6 +30,8 @@ from maporl.sections import (
     PositiveShare,
     Share,
     TinySection,
+    brought,
+    made,
     section,
 )
 from maporl.text import pattern_option, text_option
@@ -39,32 +39,6 @@ from trl_ext.ppo.options import CriticKind, Decoding, LearnerOptions, PPOOptions
 
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
 """The environment variable with the bearer token of the reward server and of its client."""
-
-
-@cache
-def brought(name: str) -> Any:
-    """Return the section ``MODULE:CLASS`` of an extension, or what stands in its place where the extension is missing.
-
-    So a package brings the sections that it alone reads, and the core, which imports no extension, finds them by this
-    text. Where a section is missing its key is None, and a configuration that sets it is told what to install.
-    """
-    try:
-        return pkgutil.resolve_name(name)
-    except ModuleNotFoundError as error:
-        return Annotated[None, BeforeValidator(_missing(f"needs {lacking(error)}"))]
-
-
-def _made(name: str) -> Callable[[], Any]:
-    kind = brought(name)
-    return kind if isinstance(kind, type) else lambda: None
-
-
-def _missing(told: str) -> Callable[[Any], None]:
-    def refuse(value: Any) -> None:
-        if value is not None:
-            raise ValueError(told)
-
-    return refuse
 
 
 @section()
@@ -263,6 +237,10 @@ class AgentSection:
     vllm: brought("maporl.integrations.vllm.section:VLLMSection") | None = option(  # type: ignore[valid-type]
         None,
         "For engine vllm: servers of the agent's base model, or vLLM in this process.",
+    )
+    tinker: brought("maporl.integrations.tinker.section:AgentTinkerSection") | None = option(  # type: ignore[valid-type]
+        None,
+        "For cluster.backend: tinker: another service for this agent's policy, and its critic.",
     )
     tools: list[str] = option(
         [],
@@ -848,11 +826,11 @@ class Config(RunOptions):
     loop: brought("maporl.loops.section:LoopSection") = option(  # type: ignore[valid-type]
         help="An outer loop. With stages, `maporl train` does not run PPO: it samples with the team, makes data sets "
         "of what was said, trains on them by TRL, evaluates, and repeats (docs/howto/loops.md).",
-        factory=_made("maporl.loops.section:LoopSection"),
+        factory=made("maporl.loops.section:LoopSection"),
     )
     cluster: brought("maporl.integrations.ray.section:ClusterSection") = option(  # type: ignore[valid-type]
         help="Where the run trains and samples. docs/cluster.md says when another place than this process is worth it.",
-        factory=_made("maporl.integrations.ray.section:ClusterSection"),
+        factory=made("maporl.integrations.ray.section:ClusterSection"),
     )
 
     @property
@@ -862,8 +840,8 @@ class Config(RunOptions):
 
     @property
     def grouped(self) -> bool:
-        """Whether the policies sample and learn in groups of processes (:mod:`maporl.integrations.ray`), and not in
-        those of the launcher."""
+        """Whether the policies sample and learn elsewhere (:data:`maporl.config.backends.BACKENDS`), and not in the
+        processes of the launcher."""
         return self.cluster is not None and self.cluster.backend != "local"
 
     def of(self, agent: str) -> "Config":

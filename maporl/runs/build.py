@@ -10,6 +10,7 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from maporl.config import Config
+from maporl.config.backends import BACKENDS
 from maporl.config.imports import extension
 from maporl.engines.build import build_engines
 from maporl.playground.teacher import check_taught
@@ -45,7 +46,7 @@ def build_trainer(
     """Build the trainer of a configuration, with loaded and warm-started models.
 
     The warm-started weights are kept in the run's folder ``initial/``, and a resumed run reads them from there. With
-    ``cluster.backend: ray``, the models of the trainer's team are empty, because other processes hold the weights.
+    ``cluster.backend: ray`` or ``tinker``, the models of the trainer's team are empty: their weights are elsewhere.
 
     Args:
         config: the configuration.
@@ -75,9 +76,8 @@ def trainer_of(
         with closing(run.open_tools().world) as world:  # it counts what is called in it
             check_taught(run, world)
     if backend is None and config.grouped:
-        backend = extension("maporl.integrations.ray.ray_backend:RayBackend", "cluster.backend: ray")(
-            config.cluster, quiet
-        )
+        name = config.cluster.backend
+        backend = extension(BACKENDS[name].home, f"cluster.backend: {name}")(config.cluster, quiet)
     home = home_of(backend)
     team = home.load_team(config, team, lambda loaded: _begin_once(run, loaded, args.device, quiet))
     args.disable_tqdm = quiet

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from maporl.config.algorithm import OF_TEAM
+from maporl.config.backends import BACKENDS
 from maporl.config.engines import ENGINES
 from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig, BranchingSection, DistillSection, RewardSection
@@ -55,7 +56,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     config = run.config
     if config.training.async_depth:
         yield from _ahead(run)
-    if config.reward.distill is not None and config.grouped:
+    distills = not config.grouped or BACKENDS[config.cluster.backend].distills
+    if config.reward.distill is not None and not distills:
         yield Fault("reward.distill", "its teacher is asked in the trainer's own process", "use cluster.backend: local")
     training = config.training
     yield from by_role(training.role_gradients, training.balance, not config.grouped, 1)

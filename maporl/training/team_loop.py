@@ -274,6 +274,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             "program": program,
             "agent": agents,
             "learner": learners,
+            "service": self.home.facts(),
             "source": {name: {"weight": weight} for name, weight in parts.reward.sources.items()},
             "tool": {name: {} for name in (*world.tools, *(n for n, e in world.environments.items() if e.agents))},
         }

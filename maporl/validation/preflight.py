@@ -19,6 +19,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from maporl.advantages.baselines import baseline_of
+from maporl.config.backends import BACKENDS
 from maporl.config.imports import extension, unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.config.threads import threads_of
@@ -179,7 +180,7 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
         ),
         str(threads_of(config)),
         *_launch_line(config),
-        *group_lines(config),
+        *backend_lines(run, measured),
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tools.lines(),
         *(() if config.stages else learned_from(run)),
@@ -307,21 +308,24 @@ def _loop(run: ResolvedRun) -> Iterator[Fault]:
         yield from extension("maporl.loops.plan:faults", "loop.stages")(run.config)
 
 
-def group_lines(config: Config) -> list[str]:
-    """Return what the groups of a run are, as lines of text."""
-    if not config.grouped:
+def backend_lines(run: ResolvedRun, measured: Measured | None = None) -> list[str]:
+    """Return what the run is where it trains, if that is not here, as lines of text. ``measured`` are its prompts."""
+    if not run.config.grouped:
         return []
-    lines: list[str] = extension("maporl.integrations.ray.check:group_lines", "cluster.backend: ray")(config)
+    name = run.config.cluster.backend
+    lines: list[str] = extension(BACKENDS[name].lines, f"cluster.backend: {name}")(run, measured)
     return lines
 
 
-def check_groups(run: ResolvedRun) -> Iterator[Fault]:
-    """Yield why the run cannot be distributed over groups."""
-    if run.config.cluster is not None and run.config.cluster != type(run.config.cluster)():
-        yield from extension("maporl.integrations.ray.check:check", "cluster")(run)
+def check_backends(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield why the run cannot be trained where it says, and what it says of backends that it does not use."""
+    cluster = run.config.cluster
+    placed = any(agent.tinker is not None for agent in run.config.agents.values())
+    for name, backend in BACKENDS.items() if cluster is not None and (placed or cluster != type(cluster)()) else ():
+        yield from extension(backend.check, f"cluster.backend: {name}")(run)
 
 
-PARTS = (_training, check_groups, _writing, _placement, choice.check, model_checks.check, _loop)
+PARTS = (_training, check_backends, _writing, _placement, choice.check, model_checks.check, _loop)
 """What is checked without data, tokenizers and tools, in this order."""
 
 

@@ -323,9 +323,9 @@ class Measured:
     @property
     def longest(self) -> int:
         """The tokens of the longest conversation if answers are as long as possible."""
-        return max((sum(self._tokens(request, length)) for request, length in self.players.prompts), default=0)
+        return max((sum(self.tokens(request, length)) for request, length in self.players.prompts), default=0)
 
-    def _tokens(self, request: Request, length: int) -> tuple[int, int, int]:
+    def tokens(self, request: Request, length: int) -> tuple[int, int, int]:
         """Return the tokens of a prompt without answers, and the most of the answers in it and of the answer to it."""
         answers = len(self.run.speakers) * self.most * (1 if request.ask.fresh else request.turn)
         return length, answers, self.most_of.get(request.ask.agent, self.most)
@@ -338,7 +338,7 @@ class Measured:
         too_long: set[str] = set()
         for request, length in self.players.prompts:
             agent, context = request.ask.agent, self.contexts[request.ask.agent]
-            _, answers, answer = self._tokens(request, length)
+            _, answers, answer = self.tokens(request, length)
             if not length:
                 heard = [u.agent for u in request.heard]
                 empty = "the answers of " + ", ".join(heard) if heard else "earlier answers"

@@ -16,7 +16,7 @@ from maporl.integrations.ray.engine_process import EngineProcess
 from maporl.integrations.ray.learner_process import LearnerProcess
 from maporl.integrations.ray.member import MemberDied
 from maporl.run import ResolvedRun
-from maporl.validation.preflight import check_groups, group_lines
+from maporl.validation.preflight import backend_lines, check_backends
 from trl_ext.learning.checkpoint import random_state, set_random_state
 
 _TURN = threading.RLock()
@@ -109,5 +109,5 @@ def assert_equal(end, other):
 
 def check_cluster(run: ResolvedRun) -> list[str]:
     """Return what the groups of a run are, or raise what is wrong with them."""
-    refuse(check_groups(run))
-    return group_lines(run.config)
+    refuse(check_backends(run))
+    return backend_lines(run)

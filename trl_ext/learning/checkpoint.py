@@ -34,7 +34,6 @@ from trl_ext.files.checkpoints import discard
 from trl_ext.files.manifest import CheckpointError, write_manifest
 from trl_ext.files.paths import below
 from trl_ext.learning.learner import Learner
-from trl_ext.learning.policy import load_everywhere
 from trl_ext.process import distributed
 from trl_ext.process.devices import accelerators
 from trl_ext.sharding.optimizer_files import OPTIMIZER
@@ -283,8 +282,7 @@ def load_learner(learner: Learner, folder: Path) -> None:
     """
     if not (folder / SHARDS).is_dir():
         with learner.strategy.whole(write=True):
-            load_everywhere(learner.model, learner.adapter, folder)
-            learner.critic.load(folder)
+            learner.load(folder)
     learner.trained.load(folder)
 
 

@@ -20,7 +20,7 @@ from trl_ext.learning.checks import check_causal, check_steps_all, sees_later_to
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.critics import CRITICS, ValueHead
 from trl_ext.learning.metrics import Metrics
-from trl_ext.learning.policy import Policy, try_saving
+from trl_ext.learning.policy import Policy, load_everywhere, try_saving
 from trl_ext.learning.trained import NonFiniteError, Trained, flat
 from trl_ext.models.adapters import (
     HALF_PRECISION,
@@ -542,6 +542,15 @@ class Learner:
         """
         self.policy.save(folder)
         self.critic.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Load what :meth:`save` wrote. All processes call this together.
+
+        Raises:
+            CheckpointError: a file cannot be read, or it is not of this learner.
+        """
+        load_everywhere(self.model, self.adapter, folder)
+        self.critic.load(folder)
 
     def try_saving(self) -> None:
         """Save everything but weights, as a checkpoint will, into a folder that is removed.

@@ -341,6 +341,8 @@ class Home:
 
     references_sample = False
     """Whether references sample too, and must be whole for it."""
+    keeps = "files"
+    """Where checkpoints have the weights. A run cannot resume where others are kept."""
 
     def __init__(
         self, learners: dict[str, Learner], optimizers: tuple = (None, None), central: CentralCritic | None = None
@@ -382,6 +384,10 @@ class Home:
 
     def metrics(self) -> dict[str, float]:
         """Return what other processes did since the last time, to log after every update."""
+        return {}
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Return what was measured of each place where the run trains, by name, for the audit."""
         return {}
 
     def run_ended(self) -> None:

@@ -31,6 +31,7 @@ from trl_ext.process import distributed
 from trl_ext.process.messages import tell
 
 COMPLETIONS = "completions.jsonl"
+_KEPT = {"files": "files", "service": "a service (cluster.backend: tinker)"}
 logger = logging.getLogger(__name__)
 
 
@@ -66,6 +67,7 @@ class Resuming:
     control: Any
     watch: Watch
     learners: Mapping[str, Any]
+    home: Any
     _saving: CheckpointWriter | None = None
     _determine_best_metric: Any  # of transformers' Trainer
 
@@ -78,6 +80,7 @@ class Resuming:
         more: dict[str, Any] = {"rewards": rewards} if rewards else {}
         more |= {"audit": self.watch.state(), "best": [self.state.best_metric, self.state.best_global_step]}
         more["callbacks"] = {name: callback.state()["attributes"] for name, callback in self._stateful().items()}
+        more["weights"] = self.home.keeps
         return {"format": 1, **counts, "seed": self.args.seed, "options": self._deciding(), **more}
 
     def algorithms(self) -> dict[str, Any]:
@@ -248,6 +251,11 @@ class Resuming:
         state = read_state(folder)
         if state["seed"] != self.args.seed:
             raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {self.args.seed}")
+        if (kept := state.get("weights", "files")) != self.home.keeps:
+            raise CheckpointError(
+                f"{folder}: its weights are in {_KEPT[kept]}, and this run has them in {_KEPT[self.home.keeps]}; they "
+                "cannot be moved: resume with the backend with which the run began, or begin another one"
+            )
         check_options(folder, state["options"], self._deciding())
         if place := place_of(folder, self.folder):
             if place.name != f"checkpoint-{state['global_step']}":  # the run would write one of its number again

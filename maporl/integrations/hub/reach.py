@@ -12,7 +12,8 @@ from typing import Any
 from maporl.config.engines import IN_PYTHON
 from maporl.config.imports import is_import
 from maporl.config.parse import leaves
-from maporl.config.schema import JudgeSection, brought
+from maporl.config.schema import JudgeSection
+from maporl.sections import brought
 
 _ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(:[\w.-]+)?")
 _FILE = re.compile(r"\.(jsonl?|tar\.gz|tgz|csv|txt|parquet|zip|ya?ml|jinja)$", re.IGNORECASE)

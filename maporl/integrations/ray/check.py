@@ -15,11 +15,11 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     not work with groups, or the groups do not fit the policies. Where the backend is local, yield options of groups."""
     config = run.config
     cluster = config.cluster
-    if not config.grouped:
+    if cluster.backend != "ray":
         options = {"groups": cluster.groups, "pools": cluster.pools, "address": cluster.address}
         options |= {"devices": cluster.devices != "auto", "scoring": cluster.scoring.verifier}
         for key in (key for key, value in options.items() if value):
-            yield Fault(f"cluster.{key}", "backend is local, which has none", "set cluster.backend: ray")
+            yield Fault(f"cluster.{key}", f"backend is {cluster.backend}, which has none", "set cluster.backend: ray")
         return
     yield from refused(check_installed)
     yield from undistributed(config)
@@ -71,8 +71,9 @@ def _scoring(run: ResolvedRun) -> Iterator[Fault]:
             yield Fault(key, f"reward.verifier {why}", "remove that, or leave cluster.scoring out")
 
 
-def group_lines(config: Config) -> list[str]:
+def group_lines(run: ResolvedRun, measured: object = None) -> list[str]:
     """Return what the groups of a run are, as lines of text."""
+    config = run.config
     lines, replicas = [], config.cluster.scoring.verifier
     if replicas is not None and config.reward.verifier is not None:
         lines.append(f"verifier {config.reward.verifier.model}: {replicas.replicas} to score")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from maporl.sections import Natural, Positive, section
+from maporl.sections import Natural, Positive, brought, made, section
 from trl_ext.ppo.options import option
 
 
@@ -127,10 +127,15 @@ class ClusterSection:
         ValueError: ``variables`` are given for a cluster that is joined.
     """
 
-    backend: Literal["local", "ray"] = option(
+    backend: Literal["local", "ray", "tinker"] = option(
         "local",
         "local: in the processes of the launcher. ray: in groups of processes that Ray starts (pip install -e "
-        '".[ray]"), one for each base model, which learn at the same time.',
+        '".[ray]"), one for each base model, which learn at the same time. tinker: on a service that speaks the Tinker '
+        'API (pip install -e ".[tinker]"), with no weights here (docs/howto/tinker.md).',
+    )
+    tinker: brought("maporl.integrations.tinker.section:TinkerSection") = option(  # type: ignore[valid-type]
+        help="For backend: tinker: the service, and its prices.",
+        factory=made("maporl.integrations.tinker.section:TinkerSection"),
     )
     address: str | None = option(None, "Address of a Ray cluster to join, or auto. None: start Ray on this machine.")
     devices: Literal["auto"] | CountedPlaces = option(
@@ -167,10 +172,10 @@ class ClusterSection:
     )
 
     def __post_init__(self) -> None:
-        if self.variables and (self.address is not None or self.backend == "local"):
+        if self.variables and (self.address is not None or self.backend != "ray"):
             why = (
                 "the machines of a cluster that is joined have their own"
                 if self.address
-                else "backend: local starts no processes"
+                else f"backend: {self.backend} starts no processes"
             )
             raise ValueError(f"variables: {why}; leave it out")
