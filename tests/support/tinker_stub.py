@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
@@ -56,11 +56,13 @@ class Stub:
         self.calls, self.busy, self.log = {}, 0, []
         self.models, self.optimizers, self.states, self.samplers, self.names = {}, {}, {}, {}, {}
         self.answers, self.seen, self.numbers, self.lock = {}, {}, count(1), threading.RLock()
-        self.left = None
+        self.left, self.late = None, {}
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+            wbufsize = -1
 
             def log_message(self, *args):
                 pass
@@ -214,6 +216,7 @@ class Stub:
             self.left = self.names[name][1], {k: v.clone() for k, v in self.state(model, adapter).items()}
             self.optimizers.pop(name)
             if len(model.peft_config) > 1:
+                model.set_adapter(next(other for other in model.peft_config if other != adapter))
                 model.delete_adapter(adapter)
 
     def state(self, model, adapter):
@@ -222,25 +225,21 @@ class Stub:
     @contextmanager
     def speaking(self, name):
         """The model of a training client, or of a sampler, with its adapter on."""
-        base, weights = self.samplers[name] if name in self.samplers else (self.names[name][0], name)
-        model = self.bases[base]
-        if weights is None:
-            with model.disable_adapter() if isinstance(model, PeftModel) else torch.enable_grad():
+        base = self.samplers[name][0] if name in self.samplers else self.names[name][0]
+        if name not in self.models:  # a sampler of the base
+            model = self.bases[base]
+            with model.disable_adapter() if isinstance(model, PeftModel) else nullcontext():
                 yield model
-        elif isinstance(weights, str):
-            self.alive(name)
+        else:
             model, adapter = self.models[name]
             model.set_adapter(adapter)
             yield model
-        else:
-            rank, tensors = weights
-            self.add("sampler:train:0", base, rank)
-            model, adapter = self.models["sampler:train:0"]
-            set_peft_model_state_dict(model, tensors, adapter)
-            yield model
-            left, self.left = self.left, None
-            self.unload("sampler:train:0")
-            self.left = left
+
+    def add_sampler(self, name, base, rank, weights):
+        self.samplers[name] = (base,)
+        if weights is not None:
+            self.add(name, base, rank)
+            set_peft_model_state_dict(self.models[name][0], weights, self.models[name][1])
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -253,6 +252,7 @@ class Stub:
 
     def passes(self, name, given, forward_only):
         logprobs, losses = [], []
+        late = self.late.pop(name, []) if "unordered" in self.wrong and forward_only else []
         with self.speaking(name) as model, torch.set_grad_enabled(not forward_only):
             for datum in given["data"]:
                 fields = {key: torch.tensor(read(one)) for key, one in datum["loss_fn_inputs"].items()}
@@ -275,6 +275,8 @@ class Stub:
             if not forward_only:
                 total.backward()
                 self.log.append(("backward", name))
+        for step in late:
+            self.stepped(step)
         metrics = {"loss:sum": float(total.detach())}
         outputs = [{"logprobs": {"data": p.tolist(), "dtype": "float32", "shape": [len(p)]}} for p in logprobs]
         said = {"loss_fn_output_type": "ArrayRecord", "loss_fn_outputs": outputs, "metrics": metrics}
@@ -282,6 +284,9 @@ class Stub:
 
     def optim_step(self, asked):
         self.alive(asked["model_id"])
+        if "unordered" in self.wrong:
+            self.late.setdefault(asked["model_id"], []).append(asked)
+            return self.future(asked, lambda: {"metrics": {}})
         return self.future(asked, lambda: self.stepped(asked))
 
     def stepped(self, asked):
@@ -322,7 +327,7 @@ class Stub:
             return self.save_weights(asked, "sampler_weights")
         self.alive(name)
         session = f"{name.split(':')[0]}:sample:{asked['sampling_session_seq_id']}"
-        self.samplers[session] = (self.names[name][0], (self.names[name][1], self.kept(name)))
+        self.add_sampler(session, *self.names[name], self.kept(name))
         return self.future(asked, lambda: {"type": "save_weights_for_sampler", "sampling_session_id": session})
 
     def load_weights(self, asked):
@@ -363,7 +368,7 @@ class Stub:
         self.alive(asked["session_id"])
         name = f"{asked['session_id']}:sample:{asked['sampling_session_seq_id']}"
         weights = self.states[asked["model_path"]] if asked.get("model_path") else (asked["base_model"], None, None)
-        self.samplers[name] = (weights[0], None if weights[1] is None else weights[1:3])
+        self.add_sampler(name, *weights[:3])
         return {"type": "create_sampling_session", "sampling_session_id": name}
 
     def asample(self, asked):

@@ -66,12 +66,12 @@ def probe(service: Service, base: str, vocabulary: int, clips: bool) -> list[str
         trial.adapter.unload()
     again = Adapter(service, "a second probe", base, RANK, 0)
     try:
-        gap = _gap(again.logprobs([longer], again.forward([longer]))[0], known[longer.first - 1 :])
-        facts["fresh"] = gap <= MOST_GAP
+        found = again.logprobs([longer], again.forward([longer]))[0]
     finally:
         again.unload()
-    if not facts["fresh"]:
-        raise _refused(service, f"a new LoRA changes its base by {gap:.2g} nats a token: it has weights of an earlier "
+    gap = abs(float(found[0] - known[longer.first - 1]))
+    if gap > facts["step"] / 2:
+        raise _refused(service, f"a new LoRA changes its base by {gap:.2g} nats at a token: it has weights of an earlier "
                        "one that was left over", "start the server again")  # fmt: skip
     lines = [
         f"probe of {service.name}, {base}: sampled and trained log-probabilities differ by {facts['gap']:.2g} nats"

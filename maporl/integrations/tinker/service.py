@@ -6,6 +6,7 @@ that the service does the work once. What fails for good is a :class:`ServiceFai
 
 import os
 import tarfile
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -274,11 +275,12 @@ class Adapter:
         Raises:
             ServiceFailure: the service does not give them.
         """
-        import tinker
-
         service = self.service
-        if hasattr(tinker.RestClient, "get_checkpoint_archive_url_from_tinker_path"):
-            rest, path = service.session(self.session).create_rest_client(), self.snapshot(name)
+        with warnings.catch_warnings():  # newer SDKs have another way, whose connections nothing closes
+            warnings.simplefilter("ignore", FutureWarning)
+            rest = self._ask("download its weights", service.session(self.session).create_rest_client)
+        if hasattr(rest, "get_checkpoint_archive_url_from_tinker_path"):
+            path = self.snapshot(name)
             address = self._done("pack its weights", rest.get_checkpoint_archive_url_from_tinker_path, path).url
             packed = BytesIO(self._ask("download its weights", service.get, address))
             with tarfile.open(fileobj=packed) as archive:
@@ -286,7 +288,6 @@ class Adapter:
             for file in list(folder.rglob("adapter_*")):  # some servers put them into a folder of the archive
                 file.replace(folder / file.name)
         else:  # since 0.36
-            rest = self._ask("export its weights", tinker.RestClient, base_url=service.url, api_key=service.key)
             path = self._done("export its weights", self.client.save_weights_external, name).path
             for file, address in self._done("export its weights", rest.get_external_weights_urls, path).urls.items():
                 if Path(file).name.startswith("adapter_"):

@@ -1,0 +1,136 @@
+"""Runs of a two-policy team on a stand-in of the Tinker service, and the same runs with weights in this process."""
+
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tinker_stub import Stub, write_base
+
+from maporl.engines.text import TextEngine
+from maporl.integrations.tinker.engine import TinkerEngine
+from maporl.integrations.tinker.service import Adapter, Service
+from maporl.runs.build import build_trainer
+from maporl.validation.load import from_dict
+from trl_ext.sampling.engine import Ready, TokenEngine
+
+ALPHABET = {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1, "heads": 2}
+RANK = 4
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    """The folder of a tiny model with random weights, which the service serves."""
+    from maporl.sections import TinySection
+    from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+
+    section = TinySection(**ALPHABET)
+    tokenizer = build_tiny_tokenizer(section)
+    return write_base(
+        tmp_path_factory.mktemp("base") / "tiny", lambda: (build_tiny_model(section, tokenizer), tokenizer)
+    )
+
+
+@pytest.fixture
+def served(base):
+    """``served(*wrong)`` starts a stand-in of the service."""
+    stubs = []
+
+    def start(*wrong, **options):
+        stubs.append(Stub(base, wrong, **options))
+        return stubs[-1]
+
+    yield start
+    for stub in stubs:
+        stub.close()
+
+
+def values_of(folder, base, sections=None, agents=None, **training):
+    """The values of a configuration of a two-policy team, which trains in this process."""
+    sections = dict(sections or {})
+    ppo = {"response_length": 3, "temperature": 1.0, "kl_coef": 0.0, **sections.pop("ppo", {})}
+    return {
+        "output_dir": str(folder),
+        "task": {"name": "toy_sum", "largest": 9},
+        "agent_defaults": {"model": base, "lora": {"r": RANK}},
+        "agents": agents or {"ann": {}, "bob": {}},
+        "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}"},
+        "reward": {"sources": {"tokens": 1.0}},  # so that rewards differ
+        "advantage": {"returns": "utterance", "baseline": "mean", "scale": "none"},
+        "updates": 3,
+        "ppo": ppo,
+        "training": {
+            "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True, "critic": "none",
+            "learning_rate": 1e-3, "save_steps": 1, **training,
+        },
+        "evaluation": {"questions": 0},
+        "seed": 3,
+        **sections,
+    }  # fmt: skip
+
+
+def on(stub, values, **section):
+    """The same on a service."""
+    return values | {"cluster": {"backend": "tinker", "tinker": {"base_url": stub.url}, **section}}
+
+
+def trainer_of(values):
+    return build_trainer(from_dict(values), quiet=True)
+
+
+class Recorded(TokenEngine):
+    """Gives the answers that a service gave before."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def submit(self, requests):
+        found = [self.answers[request.policy, request.key] for request in requests]
+        assert [prompt for prompt, _ in found] == [request.prompt_ids for request in requests]
+        return [Ready(answer) for _, answer in found]
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """What engines of services answer, with the prompts, by policy and key."""
+    answers, submit = {}, TinkerEngine.submit
+
+    def recording(self, requests):
+        futures = submit(self, requests)
+        for request, future in zip(requests, futures, strict=True):
+            assert isinstance(future, Future)
+            answers[request.policy, request.key] = (request.prompt_ids, future.result(60))
+        return futures
+
+    monkeypatch.setattr(TinkerEngine, "submit", recording)
+    return answers
+
+
+def train_here(values, stub, recorded, folder):
+    """Train the same team in this process, from the adapters that the service began with, on the same answers."""
+    service = Service(stub.url, "NO_KEY", 1, 60.0)
+    agents = {}
+    for number, (name, section) in enumerate(values["agents"].items()):
+        start = Path(folder, "start", name)
+        start.mkdir(parents=True)
+        Adapter(service, name, values["agent_defaults"]["model"], RANK, 3 + number).download(name, start)
+        agents[name] = {**section, "adapter": str(start)}
+    service.close()
+    defaults = {"model": values["agent_defaults"]["model"]}
+    trainer = trainer_of(values | {"agents": agents, "agent_defaults": defaults, "output_dir": str(folder / "here")})
+    tokens = Recorded(recorded)
+    trainer.player.engines["transformers"] = TextEngine(trainer.team.policies, tokens, trainer.args.response_length)
+    trainer.train()
+    return trainer
+
+
+def final_of(folder):
+    """The weights of the policies at the end of a run, by policy."""
+    return {file.parent.name: load_file(file) for file in sorted(Path(folder, "final").rglob("adapter_model.safetensors"))}
+
+
+def difference(one, other):
+    """The largest difference of the weights of two ends of runs."""
+    assert one.keys() == other.keys() and len(one) == 2
+    assert all(one[name].keys() == other[name].keys() and len(one[name]) > 10 for name in one)
+    return max(float((one[n][k] - other[n][k]).abs().max()) for n in one for k in one[n])
