@@ -14,7 +14,7 @@ from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict
 from trl_ext.sampling.engine import Ready, TokenEngine
 
-ALPHABET = {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1, "heads": 2}
+ALPHABET = {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1, "heads": 2, "context": 256}
 RANK = 4
 
 
@@ -126,7 +126,9 @@ def train_here(values, stub, recorded, folder):
 
 def final_of(folder):
     """The weights of the policies at the end of a run, by policy."""
-    return {file.parent.name: load_file(file) for file in sorted(Path(folder, "final").rglob("adapter_model.safetensors"))}
+    return {
+        file.parent.name: load_file(file) for file in sorted(Path(folder, "final").rglob("adapter_model.safetensors"))
+    }
 
 
 def difference(one, other):
@@ -134,3 +136,11 @@ def difference(one, other):
     assert one.keys() == other.keys() and len(one) == 2
     assert all(one[name].keys() == other[name].keys() and len(one[name]) > 10 for name in one)
     return max(float((one[n][k] - other[n][k]).abs().max()) for n in one for k in one[n])
+
+
+def trained_twice(tmp_path, base, stub, recorded, **options):
+    """The ends of a run on a service, and of the same run here."""
+    values = values_of(tmp_path / "there", base, **options)
+    trainer_of(on(stub, values)).train()
+    train_here(values, stub, recorded, tmp_path)
+    return final_of(tmp_path / "there"), final_of(tmp_path / "here")

@@ -56,7 +56,7 @@ class Stub:
         self.calls, self.busy, self.log = {}, 0, []
         self.models, self.optimizers, self.states, self.samplers, self.names = {}, {}, {}, {}, {}
         self.answers, self.seen, self.numbers, self.lock = {}, {}, count(1), threading.RLock()
-        self.left, self.late = None, {}
+        self.left, self.late, self.failures = None, {}, []
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -84,7 +84,10 @@ class Stub:
                         found, kind = found[0], "application/x-protobuf"
                     else:
                         found = json.dumps(found).encode()
-                except Refused as error:
+                except Exception as error:
+                    if not isinstance(error, Refused):
+                        stub.failures.append(error)
+                        error = Refused(500)
                     found, status, more = b'{"detail": "refused by the stub"}', error.status, error.headers
                 try:
                     self.send_response(status)
@@ -103,6 +106,7 @@ class Stub:
     def close(self):
         self.server.shutdown()
         self.server.server_close()
+        assert not self.failures, self.failures
 
     # -- routes -------------------------------------------------------------------------------------------------------
 
@@ -125,8 +129,9 @@ class Stub:
             run, _, rest = route.removeprefix("training_runs/").partition("/checkpoints/")
             return self.files(run, rest)
         if route.endswith("/finish"):
-            for name in [name for name in self.models if name.startswith(route.split("/")[1])]:
-                self.unload(name)
+            with self.lock:
+                for name in [name for name in self.models if name.split(":")[0] == route.split("/")[1]]:
+                    self.unload(name)
             return {}
         if route.startswith("samplers/"):
             return {"sampler_id": route[9:], "base_model": self.samplers[route[9:]][0]}

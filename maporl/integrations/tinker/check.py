@@ -43,7 +43,9 @@ def config_faults(config: Config) -> Iterator[Fault]:
     if find_spec("tinker") is None:
         yield Fault(KEY, "tinker needs the package tinker", f"install it with: {install_command('tinker')}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        yield Fault(KEY, "a service is asked by one process, and the launcher has started several", "start with: maporl train")  # fmt: skip  # noqa: E501
+        yield Fault(
+            KEY, "a service is asked by one process, and the launcher has started several", "start with: maporl train"
+        )
     for key in OF_GROUPS:
         value: Any = getattr(config.cluster, key)
         if value and value != type(value)():
@@ -51,16 +53,22 @@ def config_faults(config: Config) -> Iterator[Fault]:
                 f"cluster.{key}", "a service has no groups of processes", "remove it, or set cluster.backend: ray"
             )
     if config.warm_start.steps:
-        yield Fault("warm_start.steps", "a warm start trains weights that are here, and the service takes no adapters",
-                    "set it to 0")  # fmt: skip
+        yield Fault(
+            "warm_start.steps",
+            "a warm start trains weights that are here, and the service takes no adapters",
+            "set it to 0",
+        )
     if config.stages:
         yield Fault("loop.stages", "its trainers of TRL train weights that are here", "use cluster.backend: local")
     for name, agent in config.agents.items():
         if agent.weights:
             url = section.base_url if agent.tinker is None else agent.tinker.base_url or section.base_url
             if url is None and not os.environ.get(section.key_variable):
-                yield Fault("cluster.tinker.key_variable", f"the environment has no {section.key_variable}",
-                            "set it to the key of the service, or name a server in cluster.tinker.base_url")  # fmt: skip
+                yield Fault(
+                    "cluster.tinker.key_variable",
+                    f"the environment has no {section.key_variable}",
+                    "set it to the key of the service, or name a server in cluster.tinker.base_url",
+                )
             yield from _weights(f"agents.{name}", agent)
             if agent.trainable:
                 yield from _learner(name, config.of(name), agent)
@@ -73,8 +81,11 @@ def _weights(key: str, agent: AgentSection) -> Iterator[Fault]:
     if agent.adapter is not None:
         yield Fault(f"{key}.adapter", "the service takes no adapters of yours", "remove it, and begin with lora: {}")
     if agent.load_in_4bit or agent.load_in_8bit:
-        yield Fault(f"{key}.load_in_{4 if agent.load_in_4bit else 8}bit", "the service decides how it holds the base",
-                    "remove it")  # fmt: skip
+        yield Fault(
+            f"{key}.load_in_{4 if agent.load_in_4bit else 8}bit",
+            "the service decides how it holds the base",
+            "remove it",
+        )
     if agent.engine != "transformers":
         yield Fault(f"{key}.engine", f"the service samples, and not {agent.engine}", "remove engine and its section")
     if agent.trainable and agent.lora is None:
@@ -96,18 +107,22 @@ def _learner(name: str, own: Config, agent: AgentSection) -> Iterator[Fault]:
         yield Fault(
             place_of(name, "training.critic", own),
             f"{critic!r} reads the hidden states of the policy, which the service does not give",
-            "use critic: model with agents.NAME.tinker.critic, or an advantage without a critic (advantage.baseline: mean)",
+            "use critic: model with agents.NAME.tinker.critic, or an advantage.baseline that reads no values",
         )
     if reads and critic == "model" and (agent.tinker is None or agent.tinker.critic is None):
-        yield Fault(f"agents.{name}.tinker.critic", "critic: model would copy the policy, whose weights are not here",
-                    "name a small model with the same tokenizer")  # fmt: skip
+        yield Fault(
+            f"agents.{name}.tinker.critic",
+            "critic: model would copy the policy, whose weights are not here",
+            "name a small model with the same tokenizer",
+        )
     if own.ppo.entropy_coef:
-        yield Fault(place_of(name, "ppo.entropy_coef", own), "the service gives log-probabilities of sampled tokens, and "
-                    "no entropies", "set it to 0")  # fmt: skip
+        yield Fault(
+            place_of(name, "ppo.entropy_coef", own),
+            "the service gives log-probabilities of sampled tokens, and no entropies",
+            "set it to 0",
+        )
     if own.ppo.temperature != 1.0:
         yield _temperature(place_of(name, "ppo.temperature", own), own.ppo.temperature)
-    if not own.training.optim.startswith("adamw"):
-        yield Fault("training.optim", f"the service steps by AdamW, and not by {own.training.optim}", "leave it out")
 
 
 def _temperature(key: str, value: float) -> Fault:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from maporl.integrations.tinker.service import ServiceFailure, plain
 from trl_ext.process.waits import Threads
-from trl_ext.sampling.engine import TokenEngine
+from trl_ext.sampling.engine import Ready, TokenEngine
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import Draw, TokenRequest
 
@@ -45,13 +45,17 @@ class TinkerEngine(TokenEngine):
         self._versions: dict[str, int] = {}
         self._reviving = Threads(4, "opens a session again", for_all=True)
 
-    def submit(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled]]:
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled] | Ready[Sampled]]:
         """Begin to sample one completion for each request.
 
         Raises:
             ServiceFailure: the service does not answer.
         """
-        return [self._ask(request, Future(), again=True) for request in requests]
+        refused = Ready(Sampled([], refused="the service has no grammars"))
+        return [
+            self._ask(request, Future(), again=True) if request.draw.grammar is None else refused
+            for request in requests
+        ]
 
     def sync(self, policy: str, version: int) -> None:
         """Sample from the present weights of ``policy`` from now on."""
@@ -112,8 +116,8 @@ def _parameters(draw: Draw, key: tuple | None = None) -> Any:
     import tinker
 
     # token ids and strings exclude each other; a text is cut at a string here (Sampled.up_to)
-    stop = sorted(draw.stop_ids) or list(draw.stop)
-    options = {"stop": stop, "temperature": draw.temperature, "top_p": draw.top_p, "top_k": draw.top_k or -1}
+    stop: list[Any] = sorted(draw.stop_ids) or list(draw.stop)
+    options: Any = {"stop": stop, "temperature": draw.temperature, "top_p": draw.top_p, "top_k": draw.top_k or -1}
     return tinker.SamplingParams(max_tokens=draw.max_tokens, seed=None if key is None else seed_of(key), **options)
 
 
@@ -126,7 +130,13 @@ def _completion(request: TokenRequest, response: Any, version: int | None) -> Sa
     sequence = response.sequences[0]
     ids, logprobs = list(map(int, sequence.tokens)), sequence.logprobs
     drawn = request.draw.temperature > 0
-    lacks = "tokens" if not ids else "log-probabilities" if drawn and (logprobs is None or len(logprobs) != len(ids)) else ""  # fmt: skip  # noqa: E501
+    lacks = (
+        "tokens"
+        if not ids
+        else "log-probabilities"
+        if drawn and (logprobs is None or len(logprobs) != len(ids))
+        else ""
+    )
     if not lacks and sequence.stop_reason == "stop" and request.draw.stop_ids and ids[-1] not in request.draw.stop_ids:
         lacks = "the token that ended it"
     if lacks:

@@ -58,7 +58,9 @@ class TinkerLearner(Learner):
     def _check_adapter(self) -> None:
         """Do nothing: a new LoRA sees no later tokens, and there are no weights to try it with."""
 
-    def prepare(self, accelerator: Any, updates: int, optimizer: Any = None, scheduler: Any = None, device: Any = None) -> None:  # fmt: skip  # noqa: E501
+    def prepare(
+        self, accelerator: Any, updates: int, optimizer: Any = None, scheduler: Any = None, device: Any = None
+    ) -> None:
         """Build the schedule of the learning rate, and the optimizer of the critic."""
         models = {} if self.critic.model is None else {"value_model": self.critic.model}
         anchor = nn.Module()
@@ -66,8 +68,14 @@ class TinkerLearner(Learner):
         critic = [{"params": params, "lr": self.value_learning_rate} for params in self.critic.parameters() if params]
         groups = [{"params": [self._anchor], "lr": self.learning_rate}, *critic]
         self._trained = Trained(
-            f"policy {self.name!r}", {"policy": anchor, **models}, self.critic.head, lambda: groups, self.args, accelerator, updates
-        )  # fmt: skip
+            f"policy {self.name!r}",
+            {"policy": anchor, **models},
+            self.critic.head,
+            lambda: groups,
+            self.args,
+            accelerator,
+            updates,
+        )
 
     def microbatches(self, rows: TokenBatch, index: Tensor | None = None) -> list[Tensor]:
         """Return the rows of a minibatch as one part: what is too much for a request is cut by the client."""
@@ -84,12 +92,22 @@ class TinkerLearner(Learner):
         if self._fresh:
             logprobs = rows.old_logprobs[rows.sampled].clone()
         else:
+            self._check_temperature(rows)
             sequences = rows_of(rows)
             logprobs = torch.cat(self.remote.logprobs(sequences, self.remote.forward(sequences)))
         if torch.is_grad_enabled():
             logprobs.requires_grad_(True)
             self._read_rows.append((rows, logprobs))
         return None, logprobs, -logprobs.detach() if entropies else None
+
+    def _check_temperature(self, rows: TokenBatch) -> None:
+        """Check that all rows were sampled at temperature 1, at which the service computes log-probabilities."""
+        other = ((rows.temperature != 1.0) & ~rows.temperature.isnan()).nonzero().flatten().tolist()
+        if other:
+            raise ServiceFailure(
+                f"{rows.labels[other[0]]}: was sampled at temperature {float(rows.temperature[other[0]]):g}, and the "
+                "service computes log-probabilities at 1; let the program or the protocol ask at 1"
+            )
 
     def reference_logprobs(self, rows: TokenBatch) -> Tensor:
         """Return log-probabilities [M] of the sampled tokens under the base model."""
@@ -231,8 +249,6 @@ class TinkerLearning(Learning):
         An update that a lost session ended is made again, from the state after the last one. A critic here has moved
         by then, so that the run ends if there is one.
         """
-        for learner in self.tinker.values():
-            learner.remote.kept()
         make = partial(super().update, batches, step)
         has_critic = any(learner.critic.model is not None for learner in self.tinker.values())
         merged, rate = make() if has_critic else self._again(make)

@@ -83,8 +83,8 @@ def told(config: Config, tokens: Mapping[str, Tokens], most: str = "") -> list[s
         said.append(f"service: {policy} on {bases[policy]}: an update takes {most}{some}{cost}")
     if not unknown and said:
         said.append(
-            f"service: {config.updates} updates cost {most}${total * config.updates:.4g}, without evaluations; rows are "
-            "sent whole, so that what dialogues share is paid for in each"
+            f"service: {config.updates} updates cost {most}${total * config.updates:.4g}, without evaluations; rows "
+            "are sent whole, so that what dialogues share is paid for in each"
         )
     elif said:
         said.append(f"service: no price of {', '.join(unknown)}; cluster.tinker.prices gives them")

@@ -1,12 +1,13 @@
 """What a service does with log-probabilities, losses and steps, measured at the start on a throw-away adapter.
 
 Servers that speak the Tinker API differ in what they do, and say nothing. So each is asked for log-probabilities whose
-values are known, and for steps whose effect is known: by an Adam without memory whose ``eps`` is so large that a step is
-proportional to the gradient. What can be corrected here is, and what cannot ends the run before it costs anything.
+values are known, and for steps whose effect is known: by an Adam without memory whose ``eps`` is so large that a step
+is proportional to the gradient. What can be corrected here is, and what cannot ends the run before it costs anything.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -71,8 +72,12 @@ def probe(service: Service, base: str, vocabulary: int, clips: bool) -> list[str
         again.unload()
     gap = abs(float(found[0] - known[longer.first - 1]))
     if gap > facts["step"] / 2:
-        raise _refused(service, f"a new LoRA changes its base by {gap:.2g} nats at a token: it has weights of an earlier "
-                       "one that was left over", "start the server again")  # fmt: skip
+        raise _refused(
+            service,
+            f"a new LoRA changes its base by {gap:.2g} nats at a token: it has weights of an earlier "
+            "one that was left over",
+            "start the server again",
+        )
     lines = [
         f"probe of {service.name}, {base}: sampled and trained log-probabilities differ by {facts['gap']:.2g} nats"
     ]
@@ -102,9 +107,12 @@ class _Trial:
         adapter = self.adapter
         before = adapter.logprobs(rows, adapter.forward(rows))
         if self.last is not None and abs(float(before[0][0]) - self.last) > AIM / 4:
-            raise _refused(adapter.service, "it makes forward passes before the steps that were asked for earlier, so "
-                           "that old log-probabilities would be trained on", "look for an option by which it keeps "
-                           "the order of requests")  # fmt: skip
+            raise _refused(
+                adapter.service,
+                "it makes forward passes before the steps that were asked for earlier, so "
+                "that old log-probabilities would be trained on",
+                "look for an option by which it keeps the order of requests",
+            )
         slopes = [torch.zeros_like(one) for one in before]
         slopes[0][0] = -sign
         asked = adapter.backward(rows, before, slopes)
@@ -139,7 +147,7 @@ def _rows(vocabulary: int) -> tuple[Row, Row, Row]:
 
 
 def _check_logprobs(
-    service: Service, adapter: Adapter, sampler: object, rows: list[Row], known: Tensor, facts: dict
+    service: Service, adapter: Adapter, sampler: Any, rows: list[Row], known: Tensor, facts: dict
 ) -> None:
     """Check that log-probabilities are those of the tokens, in the order of the rows, and the same each time."""
     first, second = (adapter.logprobs(rows, adapter.forward(rows)) for _ in range(2))
@@ -149,18 +157,31 @@ def _check_logprobs(
     if facts["gap"] > MOST_GAP:
         shifted = min(_gap(first[0][1:], here[:-1]), _gap(first[0][:-1], here[1:]))
         if shifted < facts["gap"] / 4:
-            raise _refused(service, "its forward passes are off by a token: log-probabilities are those of the token "
-                           "beside the one that was asked for", "report it, and use another version of it")  # fmt: skip
-        raise _refused(service, f"the log-probabilities of a new LoRA and of its base differ by {facts['gap']:.2g} nats a "
-                       "token, so that another policy would be trained than the one that speaks",
-                       "look whether both are the same model, or start the server again")  # fmt: skip
+            raise _refused(
+                service,
+                "its forward passes are off by a token: log-probabilities are those of the token "
+                "beside the one that was asked for",
+                "report it, and use another version of it",
+            )
+        raise _refused(
+            service,
+            f"the log-probabilities of a new LoRA and of its base differ by {facts['gap']:.2g} nats a "
+            "token, so that another policy would be trained than the one that speaks",
+            "look whether both are the same model, or start the server again",
+        )
     asked = TokenRequest("probe", list(rows[0].ids), Draw(8), label="the probe")
-    said = _completion(asked, service.wait("sample", sampler.sample(_prompt(asked.prompt_ids), 1, _parameters(asked.draw))), 0)  # type: ignore[attr-defined]  # fmt: skip  # noqa: E501
+    said = _completion(
+        asked, service.wait("sample", sampler.sample(_prompt(asked.prompt_ids), 1, _parameters(asked.draw))), 0
+    )  # type: ignore[attr-defined]
     read = Row([*asked.prompt_ids, *said.ids], len(asked.prompt_ids))
     facts["sampled_gap"] = _gap(adapter.logprobs([read], adapter.forward([read]))[0], torch.tensor(said.logprobs))
     if facts["sampled_gap"] > MOST_GAP:
-        raise _refused(service, f"log-probabilities of sampled tokens and of forward passes differ by "
-                       f"{facts['sampled_gap']:.2g} nats a token", "look at the server's options for log-probabilities")  # fmt: skip  # noqa: E501
+        raise _refused(
+            service,
+            f"log-probabilities of sampled tokens and of forward passes differ by "
+            f"{facts['sampled_gap']:.2g} nats a token",
+            "look at the server's options for log-probabilities",
+        )
 
 
 def _measure_division(service: Service, trial: _Trial, longer: Row, beside: Row, facts: dict) -> None:
@@ -170,8 +191,11 @@ def _measure_division(service: Service, trial: _Trial, longer: Row, beside: Row,
     if abs(alone) < AIM / 16:
         raise _refused(service, "its optimizer steps do nothing", "report it, and use another version of it")
     if alone < 0:
-        raise _refused(service, "advantages have the wrong sign: a token with a positive one became less likely",
-                       "report it, and use another version of it")  # fmt: skip
+        raise _refused(
+            service,
+            "advantages have the wrong sign: a token with a positive one became less likely",
+            "report it, and use another version of it",
+        )
     ratios = []
     for rows in ([trial.row, beside], [longer]):
         trial.effect([trial.row], -1.0)  # back to where the first step began
@@ -181,8 +205,11 @@ def _measure_division(service: Service, trial: _Trial, longer: Row, beside: Row,
     facts["divides"] = min(distance, key=lambda name: distance[name])
     if distance[facts["divides"]] > NEAR:
         told = f"{ratios[0]:.2g} beside another row and {ratios[1]:.2g} in a longer one"
-        raise _refused(service, f"a step is {told} times as large, which no known way to divide a loss explains",
-                       "report it, and use another version of it")  # fmt: skip
+        raise _refused(
+            service,
+            f"a step is {told} times as large, which no known way to divide a loss explains",
+            "report it, and use another version of it",
+        )
 
 
 def _far(ratio: float, wanted: float) -> float:

@@ -4,6 +4,7 @@ The SDK sends a request again that was refused for a while (429, 5xx, a lost con
 that the service does the work once. What fails for good is a :class:`ServiceFailure`, and never a number.
 """
 
+import logging
 import os
 import tarfile
 import warnings
@@ -31,6 +32,7 @@ MOST_ROWS, MOST_TOKENS = 256, 100_000
 KEPT_SECONDS = 7 * 24 * 3600
 """How long the service keeps the state after an update, from which a lost session is opened again."""
 GONE = (404, 410)
+logger = logging.getLogger(__name__)
 
 
 class ServiceFailure(UserError, RuntimeError):
@@ -142,12 +144,15 @@ class Service:
 
     def close(self) -> None:
         """End all sessions, and with them what the service holds for them."""
-        for number, client in enumerate(self._sessions):
-            if hasattr(client, "close"):
-                plain(client.close("success")).exception(30)
-            elif client is not None:
-                client.holder.close()
-            self._sessions[number] = None
+        for client in filter(None, self._sessions):
+            try:
+                if hasattr(client, "close"):
+                    plain(client.close("success")).result(30)
+                else:  # older SDKs only end what they do here
+                    client.holder.close()
+            except Exception as error:
+                logger.warning("%s: %s", self.name, self.failure("end a session", error))
+        self.forget()
 
 
 @dataclass
@@ -247,6 +252,7 @@ class Adapter:
 
     def keep(self, name: str) -> None:
         """Begin to keep the present state for as long as a lost session may need it (:attr:`last`)."""
+        self.kept()
         self._keeping = self._ask("keep its state", self.client.save_state, name, ttl_seconds=KEPT_SECONDS)
 
     def kept(self) -> None:

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from transformers import AutoModel
+from transformers import AutoModelForCausalLM
 
 from maporl.config import Config
 from maporl.engines.base import Engine
@@ -100,15 +101,18 @@ class TinkerHome(TeamHome):
             service, model = self.services[url], str(agent.model)
             self._bases[name] = service, model, number
             if policy.trainable and agent.lora is not None:
-                self.adapters[name] = Adapter(service, f"policy {name!r}", model, agent.lora.r, args.seed + number, number)  # fmt: skip  # noqa: E501
+                self.adapters[name] = Adapter(
+                    service, f"policy {name!r}", model, agent.lora.r, args.seed + number, number
+                )
         self.learners = {}
         for name, kind in team.critics(args, parts.reads_values).items():
             own, agent = team.policies[name].algorithm.arguments(args), config.agents[team.policies[name].agents[0]]
             critic = None if kind == "none" or agent.tinker is None else agent.tinker.critic
-            value = None if critic is None else read_pretrained(AutoModel, critic)
+            value = None if critic is None else read_pretrained(AutoModelForCausalLM, critic)
             outputs = parts.protocol.turns if getattr(own, "critic_per_turn", False) else 1
-            more = {"critic": kind, "value_model": value, "outputs": outputs}
-            self.learners[name] = TinkerLearner(self.adapters[name], lambda name=name: self.base(name), team.policies[name], own, **more)  # fmt: skip  # noqa: E501
+            more: Any = {"critic": kind, "value_model": value, "outputs": outputs}
+            base = partial(self.base, name)
+            self.learners[name] = TinkerLearner(self.adapters[name], base, team.policies[name], own, **more)
         if not self.learners:
             raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
 
@@ -199,14 +203,18 @@ class TinkerHome(TeamHome):
             if not isinstance(meant, SessionLost):
                 return meant
             if self._samplers.get(policy) is sampler:
-                for adapter in self.adapters.values():
-                    adapter.kept()
                 self.reopen()
             return None
 
     def reopen(self) -> None:
-        """Open all sessions again, with the adapters as they were after the last update."""
+        """Open all sessions again, with the adapters as they were after the last update.
+
+        Raises:
+            SessionLost: the session was closed before the service had kept them.
+        """
         with self._lock:
+            for adapter in self.adapters.values():
+                adapter.kept()
             for adapter in self.adapters.values():
                 adapter.unload()
             for service in self.services.values():
@@ -232,7 +240,8 @@ class TinkerPast(PastPolicies):
         """Let the service keep the present weights."""
         adapter = self.home.adapters[self.policy.name]
         path = adapter.snapshot(f"{self.policy.name}-past-{len(self.snapshots)}-{id(adapter) % 10**6}")
-        self.snapshots = [*self.snapshots, path][-self.section.keep :]  # type: ignore[list-item]  # an address
+        snapshots: list[Any] = [*self.snapshots, path]  # addresses in place of weights
+        self.snapshots = snapshots[-self.section.keep :]
 
     def save(self, folder: Path) -> None:
         """Write the addresses of the snapshots into ``folder``, for a checkpoint."""

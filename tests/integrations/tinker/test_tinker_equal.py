@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tinker_runs import difference, final_of, on, train_here, trainer_of, values_of
+from tinker_runs import difference, trained_twice
 
 pytest_plugins = ["tinker_runs"]
 
@@ -21,19 +21,22 @@ OBJECTIVES = {
 }  # fmt: skip
 
 
-def trained_twice(tmp_path, base, stub, recorded, **options):
-    values = values_of(tmp_path / "there", base, **options)
-    trainer = trainer_of(on(stub, values))
-    trainer.train()
-    train_here(values, stub, recorded, tmp_path)
-    return final_of(tmp_path / "there"), final_of(tmp_path / "here")
+MEANS = {"kl in the loss": ("mean_sequence", "mean_rows"), "clipped": ("mean_tokens",)}
+DIVIDES = {(): "sum", MEANS["clipped"]: "tokens", MEANS["kl in the loss"]: "sequence and rows"}
+FAST = ("kl in the loss", "one each")
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in OBJECTIVES]
+)
 def test_weights_are_those_of_training_here(tmp_path, base, served, recorded, name):
     sections = dict(OBJECTIVES[name])
     agents = sections.pop("agents", None)
-    there, here = trained_twice(tmp_path, base, served(), recorded, sections=sections, agents=agents)
+    wrong = MEANS.get(name, ())
+    there, here = trained_twice(tmp_path, base, served(*wrong), recorded, sections=sections, agents=agents)
     assert difference(there, here) < 1e-5
+    audit = json.loads((tmp_path / "there/audit.json").read_text())
+    (facts,) = audit["built"]["service"].values()
+    assert facts["divides"] == DIVIDES[wrong] and facts["clips"] is True
     moved = max(float(v.abs().max()) for weights in there.values() for k, v in weights.items() if "lora_B" in k)
     assert moved > 1e-3
