@@ -46,6 +46,7 @@ COMMANDS = {
         "push": "maporl.cli.share:push",
         "export": "maporl.integrations.exporting.command:export",
         "plan": "maporl.studies.planning.command:plan",
+        "jobs": "maporl.integrations.jobs:app",
         "doctor": "maporl.cli.share:doctor",
         "schema": "maporl.cli.share:schema",
         "api": "maporl.serving.command:api",

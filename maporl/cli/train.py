@@ -14,7 +14,9 @@ from maporl.training.sft_options import SFTOptions
 
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", metavar="local|ray", help="Where to train and sample; short for --set cluster.backend=."),
+    typer.Option(
+        "--backend", metavar="local|ray|tinker", help="Where to train and sample; short for --set cluster.backend=."
+    ),
 ]
 
 

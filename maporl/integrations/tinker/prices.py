@@ -1,6 +1,6 @@
 """What an update costs on a service: tokens of each policy, times the prices that the user gives. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,21 +66,43 @@ def lines(run: ResolvedRun, measured: Any) -> list[str]:
     return told(config, tokens, "at most ")
 
 
+def planned(config: Config, groups: Sequence[Any]) -> list[str]:
+    """Return what an update takes of the policies of each base, by the lengths that ``maporl plan`` assumes.
+
+    ``groups`` are those of :func:`maporl.studies.planning.groups.groups_of`.
+    """
+    tokens, owners = {}, policies_of(config)
+    for group in groups:
+        work, own = group.work, config.of(owners[group.policies[0]])
+        prompts = [work.question + turn * (work.answer + work.heard) for turn in range(work.turns)]
+        each = [
+            Tokens.of(work.conversations * p, work.conversations * work.answer, own, group.trained) for p in prompts
+        ]
+        tokens[", ".join(group.policies)] = sum(each, Tokens())
+    return told(config, tokens)
+
+
+def policies_of(config: Config) -> dict[str, str]:
+    """Return the first agent of each policy, by the policy's name."""
+    owners: dict[str, str] = {}
+    for name, section in config.agents.items():
+        for policy in policy_names(name, section, config) if section.weights else ():
+            owners.setdefault(policy, name)
+    return owners
+
+
 def told(config: Config, tokens: Mapping[str, Tokens], most: str = "") -> list[str]:
     """Return the tokens of each policy in an update, and what they cost, as lines of text."""
     prices = config.cluster.tinker.prices
-    bases = {
-        policy: str(section.model)
-        for name, section in config.agents.items()
-        for policy in (policy_names(name, section, config) if section.weights else ())
-    }
+    bases = {policy: str(config.agents[agent].model) for policy, agent in policies_of(config).items()}
     total, said, unknown = 0.0, [], dict[str, None]()
     for policy, some in tokens.items():
-        price = prices.get(bases[policy])
+        base = bases[policy.partition(", ")[0]]
+        price = prices.get(base)
         cost = "" if price is None else f": ${some.dollars(price):.4g}"
         total += 0.0 if price is None else some.dollars(price)
-        unknown |= {} if price is not None else {bases[policy]: None}
-        said.append(f"service: {policy} on {bases[policy]}: an update takes {most}{some}{cost}")
+        unknown |= {} if price is not None else {base: None}
+        said.append(f"service: {policy} on {base}: an update takes {most}{some}{cost}")
     if not unknown and said:
         said.append(
             f"service: {config.updates} updates cost {most}${total * config.updates:.4g}, without evaluations; rows "

@@ -14,7 +14,15 @@ from maporl.errors import ConfigError
 @command
 def plan(
     *,
-    cluster: Annotated[str, typer.Option("--cluster", metavar="2x8xH100", help="Machines, devices of each, device.")],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="2x8xH100",
+            help="Machines, devices of each, device. A run on a service (cluster.backend: tinker) needs none.",
+            show_default=False,
+        ),
+    ] = None,
     values: Values = None,
     config: ConfigFile = None,
     set_: Overrides = None,
@@ -38,7 +46,8 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
-    """Estimate memory, seconds and the bottleneck of an update on a cluster, and recommend how to share its devices.
+    """Estimate memory, seconds and the bottleneck of an update on a cluster, and recommend how to share its devices; or
+    what an update costs on a service.
 
     Nothing is loaded or started. The section cluster that is printed runs with --backend ray and the
     configuration's training.async_depth. Learners and engines share devices in it only if all agents have engine vllm.
@@ -50,8 +59,16 @@ def plan(
     from maporl.studies.planning.placements import placements
     from maporl.studies.planning.report import lines, record, runnable, section_lines, with_layout, write_layout
 
-    machines = read_cluster(cluster, devices)
     groups = groups_of(settings, dialogues, question, answer, heard)
+    if settings.grouped and settings.cluster.backend == "tinker":
+        from maporl.integrations.tinker.prices import planned
+
+        for line in planned(settings, groups):
+            echo(line)
+        return
+    if cluster is None:
+        raise ConfigError("--cluster: say which machines, such as --cluster 2x8xH100")
+    machines = read_cluster(cluster, devices)
     choices = placements(groups, machines)
     runs = runnable(settings, groups, machines, choices)
     placed = None if runs is None else with_layout(settings, groups, runs)

@@ -5,11 +5,14 @@ import json
 
 import pytest
 import torch
+import yaml
 from asked_programs import ask, assistant, user
 from safetensors.torch import load_file
 from tinker_runs import base, final_of, on, served, trainer_of, values_of  # noqa: F401  # fixtures
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
+from maporl.cli.main import app
 from maporl.config import parse_config
 from maporl.errors import ConfigError
 from maporl.integrations.tinker.engine import _completion, seed_of
@@ -204,3 +207,15 @@ def test_check_says_what_an_update_costs(tmp_path, base):
     # four questions, two turns, answers of at most three tokens, at a dollar each, in three updates of two policies
     assert any(line.startswith(f"service: ann on {base}: an update takes at most 24 tokens sampled") for line in lines)
     assert any(line.startswith("service: 3 updates cost at most $144,") for line in lines)
+
+
+def test_plan_says_what_an_update_costs(tmp_path, base):
+    section = {"base_url": "http://127.0.0.1:1", "prices": {base: {"sampled": 1e6}}}
+    file = tmp_path / "team.yaml"
+    file.write_text(
+        yaml.safe_dump(values_of(tmp_path / "run", base) | {"cluster": {"backend": "tinker", "tinker": section}})
+    )
+    result = CliRunner().invoke(app, ["plan", str(file), "--dialogues", "10", "--answer", "2", "--question", "5"])
+    # ten dialogues of two turns, in which two agents say two tokens
+    assert f"service: ann, bob on {base}: an update takes 80 tokens sampled" in result.output
+    assert "service: 3 updates cost $240," in result.output
