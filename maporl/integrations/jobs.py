@@ -98,7 +98,7 @@ def start(
     """Start a job, and return the address of its log.
 
     Raises:
-        RunError: there is no Hugging Face token, a secret is not set, or the service refuses the job.
+        RunError: the Hugging Face token or a secret is missing, or the service refuses the job.
     """
     from huggingface_hub import get_token, run_uv_job
 

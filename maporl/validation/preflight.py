@@ -322,7 +322,13 @@ def check_backends(run: ResolvedRun) -> Iterator[Fault]:
     cluster = run.config.cluster
     placed = any(agent.tinker is not None for agent in run.config.agents.values())
     for name, backend in BACKENDS.items() if cluster is not None and (placed or cluster != type(cluster)()) else ():
-        yield from extension(backend.check, f"cluster.backend: {name}")(run)
+        try:
+            check = extension(backend.check, f"cluster.backend: {name}")
+        except ConfigError:
+            if name == cluster.backend:
+                raise
+        else:
+            yield from check(run)
 
 
 PARTS = (_training, check_backends, _writing, _placement, choice.check, model_checks.check, _loop)

@@ -39,6 +39,8 @@ EXTENSIONS = {
     "reward server": Extension(("reward_server",), ("serve", "--task", "gsm8k", "--labels"), "maporl serve"),
     "programs": Extension(("maporl.serving",), {"protocol": {"name": "program", "command": ["true"]}}, "protocol.name: program"),
     "ray": Extension(("maporl.integrations.ray",), {"cluster": {"backend": "ray"}}, "cluster:"),
+    "tinker": Extension(("maporl.integrations.tinker",), {"cluster": {"backend": "tinker"}}, "cluster.backend: tinker"),
+    "jobs": Extension(("maporl.integrations.jobs",), ("jobs", "train", "x"), "maporl jobs"),
     "vllm": Extension(("maporl.integrations.vllm",),
      {"agents": BOB | {"ann": {"model": "x", "engine": "vllm", "vllm": {"urls": ["http://127.0.0.1:9"]}}}}, "agents.ann.vllm:"),
     "hub": Extension(("maporl.integrations.hub",), ("push", "x", "org/team"), "maporl push"),

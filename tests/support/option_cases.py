@@ -274,6 +274,7 @@ RAY, PLACES, GROUP, VLLM = (
     "tests/integrations/ray/test_groups.py",
     "tests/integrations/test_vllm_sampler.py",
 )
+TINKER = "tests/integrations/tinker/test_tinker_parts.py"
 SERVERS, CLIENT = "tests/fuzz/test_servers.py", "tests/verifier/test_client.py"
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "output_dir": ("All runs here have one folder.", "tests/training/test_trainer.py::test_a_run_leaves_metrics_dialogues_and_folders_that_load"),
@@ -341,6 +342,12 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "cluster.failures.deadline": ("A process must hang.", f"{GROUP}::test_an_engine_that_hangs_is_replaced_and_its_stacks_are_kept"),
     "cluster.failures.engine_replacements": ("Processes must die.", f"{GROUP}::test_engines_that_die_too_often_end_the_run"),
     "cluster.failures.group_restarts": ("Processes must die.", f"{GROUP}::test_a_group_that_dies_too_often_ends_the_run"),
+    **dict.fromkeys(("cluster.tinker.base_url", "agents.*.tinker.base_url", "cluster.tinker.sessions"),
+                    ("It is a service.", f"{TINKER}::test_policies_are_on_the_services_and_in_the_sessions_that_are_named")),
+    "cluster.tinker.key_variable": ("It is a service.", f"{TINKER}::test_what_does_not_fit_is_refused_by_check"),
+    "agents.*.tinker.critic": ("It is a service.", f"{TINKER}::test_a_critic_of_a_small_local_model_learns_here"),
+    **dict.fromkeys((f"cluster.tinker.prices.*.{name}" for name in ("read", "sampled", "trained")),
+                    ("It is told, and changes nothing.", f"{TINKER}::test_an_update_has_a_price")),
     "cluster.failures.snapshots": ("Processes must die.", f"{GROUP}::test_a_group_that_dies_too_often_ends_the_run"),
 }  # fmt: skip
 """Options that a tiny run cannot show, with the reason, and the test that shows each."""

@@ -93,27 +93,33 @@ class Recorded(TokenEngine):
 @pytest.fixture
 def recorded(monkeypatch):
     """What engines of services answer, with the prompts, by policy and key."""
+    return recording(monkeypatch)
+
+
+def recording(patch):
     answers, submit = {}, TinkerEngine.submit
 
-    def recording(self, requests):
+    def recording_submit(self, requests):
         futures = submit(self, requests)
         for request, future in zip(requests, futures, strict=True):
             assert isinstance(future, Future)
-            answers[request.policy, request.key] = (request.prompt_ids, future.result(60))
+            answers[request.policy, request.key] = (request.prompt_ids, future.result(300))
         return futures
 
-    monkeypatch.setattr(TinkerEngine, "submit", recording)
+    patch.setattr(TinkerEngine, "submit", recording_submit)
     return answers
 
 
 def train_here(values, stub, recorded, folder):
     """Train the same team in this process, from the adapters that the service began with, on the same answers."""
-    service = Service(stub.url, "NO_KEY", 1, 60.0)
+    service = Service(stub.url, "NO_KEY", 1, 300.0)
     agents = {}
     for number, (name, section) in enumerate(values["agents"].items()):
         start = Path(folder, "start", name)
         start.mkdir(parents=True)
-        Adapter(service, name, values["agent_defaults"]["model"], RANK, 3 + number).download(name, start)
+        adapter = Adapter(service, name, values["agent_defaults"]["model"], RANK, 3 + number)
+        adapter.download(name, start)
+        adapter.unload()
         agents[name] = {**section, "adapter": str(start)}
     service.close()
     defaults = {"model": values["agent_defaults"]["model"]}

@@ -351,7 +351,7 @@ class Stub:
         if "/file" in checkpoint:
             checkpoint = checkpoint.removesuffix("/file")
         base, rank, weights, _ = self.states[f"tinker://{run}/{checkpoint}"]
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 32, "target_modules": "all-linear"}
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 32, "target_modules": None}
         files = {
             "adapter_config.json": json.dumps({**config, "base_model_name_or_path": base, "task_type": "CAUSAL_LM"}),
             "adapter_model.safetensors": save({key: value.contiguous() for key, value in weights.items()}),

@@ -150,5 +150,8 @@ def greedy(prompt: Sequence[int], sampler: Any, draw: Draw) -> Any:
 
 
 def prompt_logprobs(sampler: Any, ids: Sequence[int]) -> Any:
-    """Ask for the log-probability of each of ``ids`` after those before it, and return the SDK's future of them."""
+    """Ask for the log-probability of each of ``ids`` after those before it, and return the SDK's future of them.
+
+    The last one is that of the last id. Some servers tell None of the first id, and others leave it out.
+    """
     return sampler.compute_logprobs(_prompt(ids))

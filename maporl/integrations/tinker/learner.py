@@ -56,7 +56,7 @@ class TinkerLearner(Learner):
         self._asked: list[Any] = []
 
     def _check_adapter(self) -> None:
-        """Do nothing: a new LoRA sees no later tokens, and there are no weights to try it with."""
+        """Do nothing: a new LoRA sees no later tokens, and no weights are here to try it with."""
 
     def prepare(
         self, accelerator: Any, updates: int, optimizer: Any = None, scheduler: Any = None, device: Any = None
@@ -114,7 +114,9 @@ class TinkerLearner(Learner):
         sampler, sequences = self.base(), rows_of(rows)
         asked = [prompt_logprobs(sampler, row.ids) for row in sequences]
         told = [self.remote.wait("read rows under the base", one) for one in asked]
-        return torch.tensor([p for row, one in zip(sequences, told, strict=True) for p in one[row.first :]])
+        return torch.tensor(
+            [p for row, one in zip(sequences, told, strict=True) for p in one[row.first - len(row.ids) :]]
+        )
 
     def annotate(self, rows: TokenBatch) -> tuple[Metrics, Forward | None]:
         """Fill in ``old_logprobs``, ``values`` and ``ref_logprobs``, as :meth:`Learner.annotate` does."""

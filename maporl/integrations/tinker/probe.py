@@ -57,7 +57,7 @@ def probe(service: Service, base: str, vocabulary: int, clips: bool) -> list[str
     facts["divides"] = "sum"
     row, longer, beside = _rows(vocabulary)
     sampler = service.base(base)
-    known = torch.tensor(service.wait("read a row", prompt_logprobs(sampler, longer.ids))[1:])
+    known = torch.tensor(service.wait("read a row", prompt_logprobs(sampler, longer.ids))[-LONG:])
     trial = _Trial(Adapter(service, f"probe {uuid4().hex[:6]}", base, RANK, 0), row)
     try:
         _check_logprobs(service, trial.adapter, sampler, [longer, beside], known, facts)

@@ -4,6 +4,7 @@ The SDK sends a request again that was refused for a while (429, 5xx, a lost con
 that the service does the work once. What fails for good is a :class:`ServiceFailure`, and never a number.
 """
 
+import json
 import logging
 import os
 import tarfile
@@ -20,9 +21,11 @@ from urllib.parse import urlsplit
 
 import httpx2
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from maporl.errors import UserError, one_line
+from trl_ext.files.paths import below
 from trl_ext.process.waits import result
 
 NO_KEY = "tml-no-key"
@@ -108,7 +111,8 @@ class Service:
             raise self.failure(what, error) from error
 
     def wait(self, what: str, future: Any) -> Any:
-        """Return the result of a future of the SDK, or what is no future. The errors are those of :meth:`ask`."""
+        """Return the result of a future of the SDK, or a client that it returned at once. The errors are those of
+        :meth:`ask`."""
         if not isinstance(future, Future) and not hasattr(future, "future"):
             return future  # older SDKs return clients themselves
         return self.ask(what, result, plain(future), self.seconds)
@@ -285,22 +289,29 @@ class Adapter:
         with warnings.catch_warnings():  # newer SDKs have another way, whose connections nothing closes
             warnings.simplefilter("ignore", FutureWarning)
             rest = self._ask("download its weights", service.session(self.session).create_rest_client)
-        if hasattr(rest, "get_checkpoint_archive_url_from_tinker_path"):
+        if hasattr(rest, "get_checkpoint_archive_url"):
             path = self.snapshot(name)
-            address = self._done("pack its weights", rest.get_checkpoint_archive_url_from_tinker_path, path).url
+            run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+            address = self._done("pack its weights", rest.get_checkpoint_archive_url, run, checkpoint).url
             packed = BytesIO(self._ask("download its weights", service.get, address))
             with tarfile.open(fileobj=packed) as archive:
                 archive.extractall(folder, filter="data")
             for file in list(folder.rglob("adapter_*")):  # some servers put them into a folder of the archive
-                file.replace(folder / file.name)
+                file.replace(below(folder, file.name))
         else:  # since 0.36
             path = self._done("export its weights", self.client.save_weights_external, name).path
             for file, address in self._done("export its weights", rest.get_external_weights_urls, path).urls.items():
                 if Path(file).name.startswith("adapter_"):
                     content = self._ask("download its weights", service.get, address)
-                    (folder / Path(file).name).write_bytes(content)
-        if not (folder / "adapter_config.json").is_file():
-            raise ServiceFailure(f"{service.name}: the weights of {self.label} at {path} are no LoRA of PEFT")
+                    below(folder, Path(file).name).write_bytes(content)
+        config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+        if not config.is_file() or not weights.is_file():
+            raise ServiceFailure(f"{service.name}: what is at {path} of {self.label} does not look like a LoRA of PEFT")
+        options = json.loads(config.read_bytes())
+        if not options.get("target_modules"):  # some servers leave out what their tensors say
+            with safe_open(weights, "pt") as tensors:
+                options["target_modules"] = sorted({name.split(".lora_")[0].split(".")[-1] for name in tensors.keys()})  # noqa: SIM118
+            config.write_text(json.dumps(options, indent=1))
 
     def load(self, path: str) -> None:
         """Begin from the state at ``path`` instead."""

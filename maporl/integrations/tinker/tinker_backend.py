@@ -87,6 +87,7 @@ class TinkerHome(TeamHome):
 
         Raises:
             ConfigError: the trainer was made without a configuration.
+            ValueError: no policy is trainable.
         """
         config, args, team, section = self._config, parts.args, parts.team, self.cluster.tinker
         if config is None:
@@ -266,7 +267,7 @@ class TinkerUntrained(UntrainedWeights):
         sampler = self.home.base(policy)
         asked = [prompt_logprobs(sampler, [*prompt, *answer]) for prompt, answer in rows]
         told = [self._wait(policy, one) for one in asked]
-        return [sum(p or 0.0 for p in one[len(prompt) :]) for one, (prompt, _) in zip(told, rows, strict=True)]
+        return [sum(one[-len(answer) :]) for one, (_, answer) in zip(told, rows, strict=True)]
 
     def complete(self, policy: str, prompts: list[list[int]], most: int) -> list[list[int]]:
         """Return the ids of the greedy completion of each prompt (:meth:`UntrainedWeights.complete`)."""

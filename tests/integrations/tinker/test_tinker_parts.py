@@ -54,6 +54,18 @@ def test_frozen_agents_past_opponents_and_shared_policies_speak(tmp_path, base, 
     assert len(gaps) == 3 and max(gaps) < 1e-5
 
 
+def test_policies_are_on_the_services_and_in_the_sessions_that_are_named(tmp_path, base, served):
+    one, other = served(), served()
+    agents = {"ann": {}, "bob": {"tinker": {"base_url": other.url}}, "dan": {}, "eve": {}}
+    values = values_of(tmp_path / "run", base, {"updates": 1}, agents, save_steps=0)
+    section = {"base_url": one.url, "sessions": 2}
+    trainer_of(values | {"cluster": {"backend": "tinker", "tinker": section}}).train()
+    trained = [{name for kind, name in stub.log if kind == "step"} for stub in (one, other)]
+    # the policies 0, 2 and 3 and two throw-away adapters, in two sessions; policy 1 and two throw-away adapters, in two
+    assert [stub.calls["create_session"] for stub in (one, other)] == [2, 2]
+    assert [len(names) for names in trained] == [3 + 1, 1 + 1]  # nothing is trained on the second throw-away adapter
+
+
 def test_the_weights_before_training_are_those_of_the_base(tmp_path, base, served):
     trainer = trainer_of(on(served(), values_of(tmp_path / "run", base)))
     untrained = trainer.home.untrained(trainer.team, 8)
