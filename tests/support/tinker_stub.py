@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 WRONG = (
     "mean_tokens",  # the loss is divided by the tokens of a request
     "mean_rows",  # by its rows
+    "mean_step",  # by the rows of all requests of a step
     "mean_sequence",  # each row's by its tokens
     "sign",  # advantages are costs
     "no_clip",  # grad_clip_norm is ignored
@@ -56,7 +57,7 @@ class Stub:
         self.calls, self.busy, self.log = {}, 0, []
         self.models, self.optimizers, self.states, self.samplers, self.names = {}, {}, {}, {}, {}
         self.answers, self.seen, self.numbers, self.lock = {}, {}, count(1), threading.RLock()
-        self.left, self.late, self.failures = None, {}, []
+        self.left, self.late, self.failures, self.counts = None, {}, [], {}
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -279,6 +280,7 @@ class Stub:
                 total = total / divisor if kind in self.wrong else total
             if not forward_only:
                 total.backward()
+                self.counts[name] = self.counts.get(name, 0) + len(losses)
                 self.log.append(("backward", name))
         for step in late:
             self.stepped(step)
@@ -302,6 +304,9 @@ class Stub:
         group["weight_decay"] = given.get("weight_decay", 0.0)
         clip = given.get("grad_clip_norm", 0.0)
         acts = clip > 0 and "no_clip" not in self.wrong
+        count = self.counts.pop(asked["model_id"], 1)
+        for parameter in group["params"] if "mean_step" in self.wrong else ():
+            parameter.grad /= count
         norm = torch.nn.utils.clip_grad_norm_(group["params"], clip if acts else float("inf"))
         optimizer.step()
         optimizer.zero_grad()

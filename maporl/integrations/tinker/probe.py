@@ -96,10 +96,10 @@ class _Trial:
         self.last: float | None = None
         """The log-probability after the last step."""
 
-    def effect(self, rows: Sequence[Row], sign: float = 1.0, clip: float = 0.0) -> float:
+    def effect(self, rows: Sequence[Row], sign: float = 1.0, clip: float = 0.0, apart: bool = False) -> float:
         """Return how a step for the first sampled token of the first of ``rows`` changes its log-probability.
 
-        The step, and the forward pass after it, are asked for together.
+        The step, and the forward pass after it, are asked for together. ``apart`` sends each row in a request.
 
         Raises:
             ServiceFailure: the log-probability has changed since the last step's forward pass.
@@ -115,7 +115,9 @@ class _Trial:
             )
         slopes = [torch.zeros_like(one) for one in before]
         slopes[0][0] = -sign
-        asked = adapter.backward(rows, before, slopes)
+        each = [[n] for n in range(len(rows))] if apart else [list(range(len(rows)))]
+        given = [[[values[n] for n in part] for values in (rows, before, slopes)] for part in each]
+        asked = [future for part in given for future in adapter.backward(*part)]
         options = {"beta1": 0.0, "beta2": 0.0, "eps": EPS, "weight_decay": 0.0}
         step = adapter.step(learning_rate=self.rate, grad_clip_norm=clip, **options)
         then = adapter.forward(rows[:1])
@@ -185,7 +187,7 @@ def _check_logprobs(
 
 
 def _measure_division(service: Service, trial: _Trial, longer: Row, beside: Row, facts: dict) -> None:
-    """Find out by what losses are divided, and that steps go up, and in the order in which they are asked for."""
+    """Find out by what losses are divided, of a request or of a step, and that steps go up."""
     alone = trial.aim()
     facts["step"] = alone
     if abs(alone) < AIM / 16:
@@ -200,16 +202,20 @@ def _measure_division(service: Service, trial: _Trial, longer: Row, beside: Row,
     for rows in ([trial.row, beside], [longer]):
         trial.effect([trial.row], -1.0)  # back to where the first step began
         ratios.append(trial.effect(rows) / alone)
-    facts["ratios"] = ratios
     distance = {name: max(_far(a, b) for a, b in zip(ratios, wanted, strict=True)) for name, wanted in RATIOS.items()}
-    facts["divides"] = min(distance, key=lambda name: distance[name])
-    if distance[facts["divides"]] > NEAR:
+    divides = min(distance, key=lambda name: distance[name])
+    if distance[divides] > NEAR:
         told = f"{ratios[0]:.2g} beside another row and {ratios[1]:.2g} in a longer one"
         raise _refused(
             service,
             f"a step is {told} times as large, which no known way to divide a loss explains",
             "report it, and use another version of it",
         )
+    trial.effect([trial.row], -1.0)
+    together = trial.effect([trial.row, beside], apart=True) / alone
+    of_step = together < (1 + ratios[0]) / 2 and RATIOS[divides][0] < 1
+    # from here on it is corrected
+    facts |= {"divides": divides, "over": "step" if of_step else "request", "ratios": [*ratios, together]}
 
 
 def _far(ratio: float, wanted: float) -> float:

@@ -234,13 +234,15 @@ class Adapter:
         return sampled
 
     def backward(self, rows: Sequence[Row], logprobs: Sequence[Tensor], gradient: Sequence[Tensor]) -> list[Any]:
-        """Ask for gradients, where ``gradient`` is that of the loss by the log-probability of each sampled token.
+        """Ask for gradients of a step, where ``gradient`` is that of the loss by the log-probability of each sampled
+        token. ``rows`` are all of the step.
 
         ``importance_sampling`` at a ratio of 1 has the gradient of ``-sum(advantage * logprob)``.
         """
-        asked = []
+        asked, facts = [], self.service.facts
         for part, olds, slopes in zip(pieces(rows), pieces(rows, logprobs), pieces(rows, gradient), strict=True):
-            factors = self.service.facts.get("divides", "sum"), len(part), sum(row.length for row in part)
+            counted = rows if facts.get("over") == "step" else part
+            factors = facts.get("divides", "sum"), len(counted), sum(row.length for row in counted)
             data = [
                 _datum(row, logprobs=_padded(row, old), advantages=_padded(row, -slope * times(row.length, *factors)))
                 for row, old, slope in zip(part, olds, slopes, strict=True)
@@ -346,8 +348,8 @@ def times(length: int, divides: str, rows: int, tokens: int) -> float:
         length: the tokens of the row.
         divides: by what the server divides: ``sum`` (by nothing), ``rows``, ``tokens``, ``sequence`` (each row by its
             tokens) or ``sequence and rows``.
-        rows: the rows of the request.
-        tokens: its tokens.
+        rows: the rows of the request, or of the step if the server divides by those.
+        tokens: their tokens.
     """
     by = {"sum": 1, "rows": rows, "tokens": tokens, "sequence": length, "sequence and rows": length * rows}
     return float(by[divides])

@@ -16,7 +16,7 @@ from trl_ext.files.manifest import CheckpointError
 
 pytest_plugins = ["tinker_runs"]
 VOCABULARY = 16
-PROBED = 9
+PROBED = 11
 """The optimizer steps of a probe of the stand-in."""
 REFUSED = {
     "sign": "advantages have the wrong sign",
@@ -40,14 +40,18 @@ def test_the_probe_names_a_server_that_cannot_be_trained_with(base, served, wron
 
 
 @pytest.mark.parametrize(
-    "wrong, divides",
-    [((), "sum"), (("mean_tokens",), "tokens"), (("mean_rows",), "rows"), (("mean_sequence",), "sequence"),
-     (("mean_sequence", "mean_rows"), "sequence and rows")],
+    "wrong, divides, over",
+    [((), "sum", "request"), (("mean_tokens",), "tokens", "request"), (("mean_rows",), "rows", "request"),
+     (("mean_sequence",), "sequence", "request"), (("mean_sequence", "mean_step"), "sequence and rows", "step")],
 )  # fmt: skip
-def test_the_probe_measures_by_what_losses_are_divided(base, served, wrong, divides):
+def test_the_probe_measures_by_what_losses_are_divided(base, served, wrong, divides, over):
     service = service_of(served(*wrong))
     (line,) = probe(service, base, VOCABULARY, clips=True)
-    assert service.facts["divides"] == divides and service.facts["clips"] and service.facts["gap"] < 1e-5
+    assert (
+        (service.facts["divides"], service.facts["over"]) == (divides, over)
+        and service.facts["clips"]
+        and service.facts["gap"] < 1e-5
+    )
     assert ("it divides losses by" in line) == bool(wrong)
 
 
