@@ -39,7 +39,7 @@ EXTENSIONS = {
     "reward server": Extension(("reward_server",), ("serve", "--task", "gsm8k", "--labels"), "maporl serve"),
     "programs": Extension(("maporl.serving",), {"protocol": {"name": "program", "command": ["true"]}}, "protocol.name: program"),
     "ray": Extension(("maporl.integrations.ray",), {"cluster": {"backend": "ray"}}, "cluster:"),
-    "tinker": Extension(("maporl.integrations.tinker",), {"cluster": {"backend": "tinker"}}, "cluster.backend: tinker"),
+    "tinker": Extension(("maporl.integrations.tinker",), {"agents": BOB | {"ann": {"tiny": {}, "tinker": {}}}}, "agents.ann.tinker:"),
     "jobs": Extension(("maporl.integrations.jobs",), ("jobs", "train", "x"), "maporl jobs"),
     "vllm": Extension(("maporl.integrations.vllm",),
      {"agents": BOB | {"ann": {"model": "x", "engine": "vllm", "vllm": {"urls": ["http://127.0.0.1:9"]}}}}, "agents.ann.vllm:"),

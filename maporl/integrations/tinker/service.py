@@ -25,7 +25,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from maporl.errors import UserError, one_line
-from trl_ext.files.paths import below
 from trl_ext.process.waits import result
 
 NO_KEY = "tml-no-key"
@@ -35,6 +34,7 @@ MOST_ROWS, MOST_TOKENS = 256, 100_000
 KEPT_SECONDS = 7 * 24 * 3600
 """How long the service keeps the state after an update, from which a lost session is opened again."""
 GONE = (404, 410)
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 logger = logging.getLogger(__name__)
 
 
@@ -298,15 +298,16 @@ class Adapter:
             packed = BytesIO(self._ask("download its weights", service.get, address))
             with tarfile.open(fileobj=packed) as archive:
                 archive.extractall(folder, filter="data")
-            for file in list(folder.rglob("adapter_*")):  # some servers put them into a folder of the archive
-                file.replace(below(folder, file.name))
+            for known in (CONFIG, WEIGHTS):  # some servers put them into a folder of the archive
+                for found in list(folder.rglob(known)):
+                    found.replace(folder / known)
         else:  # since 0.36
             path = self._done("export its weights", self.client.save_weights_external, name).path
-            for file, address in self._done("export its weights", rest.get_external_weights_urls, path).urls.items():
-                if Path(file).name.startswith("adapter_"):
-                    content = self._ask("download its weights", service.get, address)
-                    below(folder, Path(file).name).write_bytes(content)
-        config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+            addresses = self._done("export its weights", rest.get_external_weights_urls, path).urls
+            for known in {CONFIG, WEIGHTS} & addresses.keys():
+                content = self._ask("download its weights", service.get, addresses[known])
+                (folder / known).write_bytes(content)
+        config, weights = folder / CONFIG, folder / WEIGHTS
         if not config.is_file() or not weights.is_file():
             raise ServiceFailure(f"{service.name}: what is at {path} of {self.label} does not look like a LoRA of PEFT")
         options = json.loads(config.read_bytes())
