@@ -113,7 +113,7 @@ class TinkerLearner(Learner):
         """Return log-probabilities [M] of the sampled tokens under the base model."""
         sampler, sequences = self.base(), rows_of(rows)
         asked = [prompt_logprobs(sampler, row.ids) for row in sequences]
-        told = [self.remote.wait("read rows under the base", one) for one in asked]
+        told = [self.remote.answer("read rows under the base", one) for one in asked]
         return torch.tensor(
             [p for row, one in zip(sequences, told, strict=True) for p in one[row.first - len(row.ids) :]]
         )
@@ -162,8 +162,8 @@ class TinkerLearner(Learner):
         stepped = self.remote.step(learning_rate=rate, weight_decay=args.weight_decay, grad_clip_norm=clip, **adam)
         asked, self._asked, self._fresh = self._asked, [], False
         for future in asked:
-            self.remote.wait("train", future)
-        said = self.remote.wait("step", stepped).metrics or {}
+            self.remote.answer("train", future)
+        said = self.remote.answer("step", stepped).metrics or {}
         if rate > 0:
             self._anchor.data += 1  # so that the audit sees that the policy moved
         norm = next((value for key, value in said.items() if "grad" in key and "norm" in key), math.nan)

@@ -57,7 +57,7 @@ def probe(service: Service, base: str, vocabulary: int, clips: bool) -> list[str
     facts["divides"] = "sum"
     row, longer, beside = _rows(vocabulary)
     sampler = service.base(base)
-    known = torch.tensor(service.wait("read a row", prompt_logprobs(sampler, longer.ids))[-LONG:])
+    known = torch.tensor(service.answer("read a row", prompt_logprobs(sampler, longer.ids))[-LONG:])
     trial = _Trial(Adapter(service, f"probe {uuid4().hex[:6]}", base, RANK, 0), row)
     try:
         _check_logprobs(service, trial.adapter, sampler, [longer, beside], known, facts)
@@ -116,13 +116,13 @@ class _Trial:
         slopes = [torch.zeros_like(one) for one in before]
         slopes[0][0] = -sign
         each = [[n] for n in range(len(rows))] if apart else [list(range(len(rows)))]
-        given = [[[values[n] for n in part] for values in (rows, before, slopes)] for part in each]
+        given: Any = [[[values[n] for n in part] for values in (rows, before, slopes)] for part in each]
         asked = [future for part in given for future in adapter.backward(*part)]
         options = {"beta1": 0.0, "beta2": 0.0, "eps": EPS, "weight_decay": 0.0}
         step = adapter.step(learning_rate=self.rate, grad_clip_norm=clip, **options)
         then = adapter.forward(rows[:1])
         for future in [*asked, step]:
-            adapter.wait("train", future)
+            adapter.answer("train", future)
         self.last = float(adapter.logprobs(rows[:1], then)[0][0])
         return sign * (self.last - float(before[0][0]))
 
@@ -173,7 +173,7 @@ def _check_logprobs(
         )
     asked = TokenRequest("probe", list(rows[0].ids), Draw(8), label="the probe")
     said = _completion(
-        asked, service.wait("sample", sampler.sample(_prompt(asked.prompt_ids), 1, _parameters(asked.draw))), 0
+        asked, service.answer("sample", sampler.sample(_prompt(asked.prompt_ids), 1, _parameters(asked.draw))), 0
     )  # type: ignore[attr-defined]
     read = Row([*asked.prompt_ids, *said.ids], len(asked.prompt_ids))
     facts["sampled_gap"] = _gap(adapter.logprobs([read], adapter.forward([read]))[0], torch.tensor(said.logprobs))

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from maporl.errors import UserError, one_line
-from trl_ext.process.waits import result
+from trl_ext.process.waits import Threads, result
 
 NO_KEY = "tml-no-key"
 """What is sent to a server that needs no key. The SDK wants one that begins so."""
@@ -110,7 +110,7 @@ class Service:
         except Exception as error:
             raise self.failure(what, error) from error
 
-    def wait(self, what: str, future: Any) -> Any:
+    def answer(self, what: str, future: Any) -> Any:
         """Return the result of a future of the SDK, or a client that it returned at once. The errors are those of
         :meth:`ask`."""
         if not isinstance(future, Future) and not hasattr(future, "future"):
@@ -119,7 +119,7 @@ class Service:
 
     def done(self, what: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Ask and wait."""
-        return self.wait(what, self.ask(what, call, *arguments, **options))
+        return self.answer(what, self.ask(what, call, *arguments, **options))
 
     def failure(self, what: str, error: BaseException) -> ServiceFailure:
         """Return what an exception of the SDK means to a user."""
@@ -135,6 +135,10 @@ class Service:
 
     def get(self, url: str) -> bytes:
         """Return what is at an address, of which only one of the service itself is shown the key."""
+        with Threads(1, "downloads") as threads:
+            return result(threads.submit(self._get, url), self.seconds)
+
+    def _get(self, url: str) -> bytes:
         own = self.url is not None and urlsplit(url).netloc == urlsplit(self.url).netloc
         headers = {"X-API-Key": self.key} if own and self.key else {}
         return httpx2.get(url, headers=headers, timeout=self.seconds, follow_redirects=True).raise_for_status().content
@@ -151,7 +155,7 @@ class Service:
         for client in filter(None, self._sessions):
             try:
                 if hasattr(client, "close"):
-                    plain(client.close("success")).result(30)
+                    result(plain(client.close("success")), 30.0)
                 else:  # older SDKs only end what they do here
                     client.holder.close()
             except Exception as error:
@@ -204,9 +208,9 @@ class Adapter:
     def _done(self, what: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return self.service.done(f"{what} for {self.label}", call, *arguments, **options)
 
-    def wait(self, what: str, future: Any) -> Any:
-        """Return the result of a future of the SDK (:meth:`Service.wait`)."""
-        return self.service.wait(f"{what} for {self.label}", future)
+    def answer(self, what: str, future: Any) -> Any:
+        """Return the result of a future of the SDK (:meth:`Service.answer`)."""
+        return self.service.answer(f"{what} for {self.label}", future)
 
     def forward(self, rows: Sequence[Row]) -> list[Any]:
         """Ask for the log-probabilities of ``rows`` (:meth:`logprobs`)."""
@@ -219,7 +223,7 @@ class Adapter:
         Raises:
             ServiceFailure: some are missing, or are not finite.
         """
-        answers = [one for future in asked for one in self.wait("read rows", future).loss_fn_outputs]
+        answers = [one for future in asked for one in self.answer("read rows", future).loss_fn_outputs]
         found = [torch.tensor(answer["logprobs"].data, dtype=torch.float32) for answer in answers]
         if [len(one) for one in found] != [row.length for row in rows]:
             raise ServiceFailure(
@@ -265,7 +269,7 @@ class Adapter:
         """Wait for :meth:`keep`."""
         if self._keeping is not None:
             keeping, self._keeping = self._keeping, None
-            self.last = self.wait("keep its state", keeping).path
+            self.last = self.answer("keep its state", keeping).path
 
     def save(self, name: str) -> str:
         """Return the address of the present state, which the service keeps."""

@@ -276,4 +276,4 @@ class TinkerUntrained(UntrainedWeights):
         return [list(map(int, self._wait(policy, one).sequences[0].tokens)) for one in asked]
 
     def _wait(self, policy: str, future: Any) -> Any:
-        return self.home._bases[policy][0].wait(f"read with the base of policy {policy!r}", future)
+        return self.home._bases[policy][0].answer(f"read with the base of policy {policy!r}", future)
