@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -73,22 +74,24 @@ class Service:
     """
 
     def __init__(self, url: str | None, key_variable: str, sessions: int, seconds: float):
-        os.environ.setdefault("TINKER_TELEMETRY", "0")  # what fails here is nobody's business
+        os.environ.setdefault("TINKER_TELEMETRY", "0")  # the SDK would report each error to its makers
         self.url, self.seconds, self.name = url, seconds, url or "the Tinker service"
         self.key = os.environ.get(key_variable) or (NO_KEY if url else None)
         self.facts: dict[str, Any] = {}
         """What the probe has measured (:mod:`maporl.integrations.tinker.probe`)."""
         self._sessions: list[Any] = [None] * sessions
+        self._opening = Lock()
 
     def session(self, number: int) -> Any:
         """Return the SDK's client of a session, which is opened if it is not open."""
         import tinker
 
         number %= len(self._sessions)
-        if self._sessions[number] is None:
-            open_session = partial(tinker.ServiceClient, base_url=self.url, api_key=self.key)
-            self._sessions[number] = self.ask("open a session", open_session)
-        return self._sessions[number]
+        with self._opening:
+            if self._sessions[number] is None:
+                open_session = partial(tinker.ServiceClient, base_url=self.url, api_key=self.key)
+                self._sessions[number] = self.ask("open a session", open_session)
+            return self._sessions[number]
 
     def forget(self) -> None:
         """Let the next :meth:`session` open another one, because these are lost."""
@@ -141,7 +144,8 @@ class Service:
     def _get(self, url: str) -> bytes:
         own = self.url is not None and urlsplit(url).netloc == urlsplit(self.url).netloc
         headers = {"X-API-Key": self.key} if own and self.key else {}
-        return httpx2.get(url, headers=headers, timeout=self.seconds, follow_redirects=True).raise_for_status().content
+        options: Any = {"timeout": self.seconds, "follow_redirects": not headers}  # the key goes to no other server
+        return httpx2.get(url, headers=headers, **options).raise_for_status().content
 
     def unload(self, model: str) -> bool:
         """Ask a server to forget an adapter. Return False if it does not know how; the end of the session does it."""

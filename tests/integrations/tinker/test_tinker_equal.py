@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from tinker_runs import difference, trained_twice
-
-pytest_plugins = ["tinker_runs"]
+from tinker_runs import base, difference, recorded, served, trained_twice  # noqa: F401  # three are fixtures
 
 PPO = {"num_ppo_epochs": 2, "num_mini_batches": 2, "cliprange": 0.05}
 OBJECTIVES = {

@@ -8,13 +8,12 @@ import time
 import processes
 import pytest
 import yaml
-from tinker_runs import RANK, difference, final_of, on, trainer_of, values_of
+from tinker_runs import RANK, base, difference, final_of, on, served, trainer_of, values_of  # noqa: F401  # two are fixtures
 
 from maporl.integrations.tinker.probe import probe
 from maporl.integrations.tinker.service import Adapter, Row, Service, ServiceFailure, times
 from trl_ext.files.manifest import CheckpointError
 
-pytest_plugins = ["tinker_runs"]
 VOCABULARY = 16
 PROBED = 11
 """The optimizer steps of a probe of the stand-in."""
@@ -73,9 +72,6 @@ def run_of(tmp_path, base, stub, name="run", **options):
     return final_of(tmp_path / name)
 
 
-LOST = ("optim_step", *(pytest.param(route, marks=pytest.mark.slow) for route in ("asample", "forward_backward")))
-
-
 @pytest.fixture
 def quick(monkeypatch):
     """The SDK waits for a moment where it would wait for seconds."""
@@ -83,7 +79,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(asyncio, "sleep", lambda seconds, *more: sleep(min(seconds, 0.05), *more))
 
 
-@pytest.mark.parametrize("route", LOST)
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["optim_step", "asample", "forward_backward"])
 def test_a_busy_server_and_a_lost_session_change_nothing(tmp_path, base, served, quick, route):
     calm = run_of(tmp_path, base, served(), "calm", save_steps=0)
     stub = served()

@@ -1,4 +1,4 @@
-"""What a run on a service has besides its losses: frozen agents, past opponents, sharing, programs, tools, a critic,
+"""What a run on a service has besides its losses: frozen agents, past opponents, sharing, programs, a critic,
 distillation; what is refused; and what it costs."""
 
 import json
@@ -8,7 +8,7 @@ import torch
 import yaml
 from asked_programs import ask, assistant, user
 from safetensors.torch import load_file
-from tinker_runs import base, final_of, on, served, trainer_of, values_of  # noqa: F401  # fixtures
+from tinker_runs import base, final_of, on, served, trainer_of, values_of  # noqa: F401  # two are fixtures
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
