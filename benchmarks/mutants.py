@@ -64,7 +64,7 @@ IMPORTED_ONCE = [
     "datasets",
     "numpy",
     "sympy",
-    "jsonschema",
+    "jsonschema_rs",
     "pytest",
 ]
 IMPORTED_ONCE += ["transformers.models.llama.modeling_llama", "matplotlib", "pydantic", "rich", "typer", "httpx2"]
