@@ -28,7 +28,7 @@ class Row:
         good: whether it is called good or bad, for KTO.
         bears_loss: for each token of the completion, whether it bears loss. None: all do.
         pieces: the completion as texts, each with whether it bears loss, if the policy's tokenizer must encode it yet
-            (:mod:`maporl.loops.flattened`).
+            (:mod:`maporl.loops.run_stage`).
         example: the question that the prompt asks, if it must be encoded too.
     """
 

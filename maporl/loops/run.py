@@ -7,7 +7,7 @@ import json
 import random
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os.path import lexists
 from pathlib import Path
@@ -16,17 +16,17 @@ from typing import Any
 from transformers import set_seed
 
 from maporl.config import Config
-from maporl.evaluation.metrics import Evaluation
-from maporl.loops.figures import held_out_score, round_metrics
+from maporl.evaluation.metrics import SCORE, Evaluation
 from maporl.loops.plan import Stage, stages_of
 from maporl.loops.recorded import round_of_record
 from maporl.loops.run_stage import StageRun, save_team, team_with
 from maporl.loops.shards import dialogues_of
+from maporl.report.audit import dialogue_counts
 from maporl.rewards.identity import recall_verifiers, record_verifiers
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.branching import play_branched
 from maporl.rollout.evaluations import CHUNK
-from maporl.rollout.player import Player
+from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.rollout.restate import UntrainedWeights
 from maporl.run import ResolvedRun
 from maporl.runs.build import find_device, loaded_player, player_of, ready_to_play
@@ -39,6 +39,7 @@ from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.lock import RunLock
 from trl_ext.files.manifest import verify, write_manifest
 from trl_ext.files.set_aside import ABANDONED, set_aside
+from trl_ext.learning.audit import COUNT
 from trl_ext.process.interruptions import Interrupted, Interruptions, Terminated
 from trl_ext.process.messages import tell
 from trl_ext.process.waits import Discarded
@@ -293,3 +294,52 @@ class Loop:
                 for policy in sorted(path for path in weights.iterdir() if path.is_dir()):
                     shutil.copytree(policy, hidden / policy.name)
                 write_manifest(hidden)
+
+
+def round_metrics(
+    dialogues: Sequence[Dialogue], stages: Sequence[Mapping[str, Any]], held_out: Evaluation | None
+) -> dict[str, float]:
+    """Return the numbers of a round as a flat dict.
+
+    Args:
+        dialogues: what was sampled, graded and scored.
+        stages: what the manifest of each stage says of each policy.
+        held_out: the evaluation after the round.
+    """
+    metrics = evaluate_everywhere(list(dialogues)).metrics() | lengths(dialogues)
+    for number, stage in enumerate(stages, 1):
+        for policy, about in stage.items():
+            numbers = {key: value for key, value in about.items() if isinstance(value, int | float)}
+            metrics |= {f"{policy}/stage_{number}/{key}": float(value) for key, value in numbers.items()}
+    counts = dialogue_counts(dialogues)
+    for policy in dict.fromkeys(policy for stage in stages for policy in stage if policy != "reward_model"):
+        learned = [about.get("rows") or about.get("dialogues") or 0 for s in stages if (about := s.get(policy))]
+        counts |= {f"learner/{policy}/rounds": 1, f"learner/{policy}/rows": sum(learned)}
+    metrics |= {COUNT + name: float(number) for name, number in counts.items()}
+    if held_out is not None:
+        metrics |= {f"eval_{name}": value for name, value in held_out.metrics().items()}
+    return metrics
+
+
+def held_out_score(held_out: Evaluation) -> float:
+    """Return the accuracy of the last answers, or without labels the mean score; 0 if that is not measured."""
+    return held_out.final().value if held_out.final().total else held_out.rewards.get(SCORE, 0.0)
+
+
+def lengths(dialogues: Sequence[Dialogue]) -> dict[str, float]:
+    """Return the mean number of sampled tokens of each policy's answers, and the share that was cut off.
+
+    An answer that dialogues share counts once.
+    """
+    said: dict[str, dict[Any, tuple[int, bool]]] = {}
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            if u.response_ids:
+                key = (dialogue.prompt, u.sample) if u.sample is not None else (dialogue.prompt, dialogue.rollout, u.id)
+                said.setdefault(u.policy, {})[key] = len(u.response_ids), not u.stop.whole
+    metrics = {}
+    for policy, answers in said.items():
+        for name, column in (("mean_length", 0), ("clipped_ratio", 1)):
+            numbers = [answer[column] for answer in answers.values()]
+            metrics[f"{policy}/completions/{name}"] = sum(numbers) / len(numbers)
+    return metrics

@@ -15,7 +15,6 @@ from transformers import set_seed
 from maporl.config import Config
 from maporl.config.schema import RewardSection, WarmStartSection
 from maporl.errors import ConfigError, RunError
-from maporl.loops.flattened import encoded
 from maporl.loops.plan import Stage
 from maporl.loops.ranked import RankHalves
 from maporl.loops.rows import Comparison, Pair, Row, TrajectoryPair, described, written
@@ -34,13 +33,17 @@ from maporl.loops.turn_critic import FOLDER as TURN_CRITIC
 from maporl.loops.turn_critic import read_by_critic, sample_candidates, train_turn_critic, turn_advantages
 from maporl.loops.verifiers import FOLDER as VERIFIER
 from maporl.loops.verifiers import train_verifier, verifier_of
+from maporl.rollout.requests import opening
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer, find_device, load_checkpoint_weights, ready_to_play
 from maporl.storage.run_folder import FINAL, INITIAL, RunFolder
+from maporl.tasks.base import Task
 from maporl.team.agents import Policy
 from maporl.team.team import Team
 from maporl.verifier.section import VerifierSection
 from maporl.verifier.source import forget_verifiers
+from trl_ext.chat.control_tokens import encode_words
+from trl_ext.chat.encoding import encode_prompt, turn_end
 from trl_ext.files.paths import below
 
 OTHERS = "others"
@@ -352,3 +355,28 @@ def _paid_by(reward: RewardSection, weights: Path) -> RewardSection:
 
 def _score(metrics: Mapping[str, float]) -> float:
     return metrics["reward/score"]
+
+
+def encoded(row: Row, policy: Policy, system: str | None, task: Task) -> Row:
+    """Return ``row`` with token ids, if it holds texts: the question as a chat, the pieces one by one, and what ends an
+    answer.
+
+    Args:
+        row: the row.
+        policy: the policy that learns it.
+        system: the system prompt of the agent that speaks with the policy.
+        task: says how the question is put.
+    """
+    if row.example is None:
+        return row
+    question = {"role": "user", "content": task.question(row.example)}
+    prompt = encode_prompt(policy.tokenizer, [*opening(system, task.before_question(row.example)), question], None)
+    ids: list[int] = []
+    bears: list[bool] = []
+    for text, learned in row.pieces:
+        new = encode_words(policy.tokenizer, text, special=True)
+        ids += new
+        bears += [learned] * len(new)
+    end = turn_end(policy.tokenizer).ids
+    bears += [True] * len(end)
+    return replace(row, prompt_ids=prompt, completion_ids=[*ids, *end], bears_loss=bears, pieces=(), example=None)

@@ -8,9 +8,9 @@ from scripted_training import recipe_values
 from maporl import Arithmetic
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
-from maporl.loops.flattened import encoded
 from maporl.loops.plan import stages_of
 from maporl.loops.run import run_loop
+from maporl.loops.run_stage import encoded
 from maporl.loops.stages import sft_rows
 from maporl.methods.chain_of_agents import Flatten
 from maporl.tiny import build_tiny_tokenizer

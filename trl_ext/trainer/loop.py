@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -16,7 +17,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_ext.errors import UserError, short_trace
 from trl_ext.files.atomic import replace_file
-from trl_ext.files.checkpoints import numbered_checkpoints
+from trl_ext.files.checkpoints import list_checkpoints, numbered_checkpoints
 from trl_ext.files.lock import RunLock
 from trl_ext.files.paths import below
 from trl_ext.learning.audit import AUDIT, LEARNER, Audit, Built, Finding, Promise, VoidRun, Watch, audit
@@ -30,7 +31,6 @@ from trl_ext.process.interruptions import Interruptions
 from trl_ext.process.messages import tell
 from trl_ext.process.random_states import shuffled_indices
 from trl_ext.process.waits import Discarded, check
-from trl_ext.trainer.device_failure import device_failure
 from trl_ext.trainer.resuming import Resuming
 from trl_ext.trainer.update_batch import UpdateBatch
 
@@ -550,3 +550,36 @@ def _no_gradient_checkpointing(args: PPOv2Config):
         yield
     finally:
         args.gradient_checkpointing = wanted
+
+
+class DeviceFailure(UserError, RuntimeError):
+    """An accelerator failed or ran out of memory during a run. The process cannot go on, and a new one can resume."""
+
+
+def device_failure(error: BaseException, folder: Path, updates: int) -> DeviceFailure | None:
+    """Return what to tell the user of an ``error`` that came from a device, or None for any other error.
+
+    A device that disappears and a kernel that fails are one to the process: every later call to the device fails too.
+
+    Args:
+        error: what was raised.
+        folder: the output folder, whose newest checkpoint is named.
+        updates: the number of updates that were complete.
+    """
+    full = isinstance(error, torch.OutOfMemoryError)
+    if not full and not (isinstance(error, RuntimeError) and re.match("(CUDA|HIP|XPU|MPS|NPU) error", str(error))):
+        return None
+    what = " ".join(str(error).split("\n", 1)[0].split())
+    saved = list_checkpoints(folder)
+    again = "in a new process, go on from it with --resume, or train(resume_from_checkpoint=True)"
+    last = (
+        f"its newest checkpoint is {saved[-1]}; {again}"
+        if saved
+        else "it has no checkpoint; set save_steps to have some"
+    )
+    less = (
+        "; set a lower max_tokens_per_microbatch or local_rollout_forward_batch_size, or gradient_checkpointing"
+        if full
+        else ""
+    )
+    return DeviceFailure(f"{folder}: the device failed after {updates} complete updates ({what}{less}); {last}")

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from maporl import Example
 from maporl.engines.transcript import Transcript, written_transcripts
-from maporl.loops.flattened import encoded
 from maporl.loops.rows import Row
+from maporl.loops.run_stage import encoded
 from maporl.tasks import GSM8K
 from maporl.types import Dialogue, Utterance
 from trl_ext.chat.encoding import FALLBACK_TEMPLATE, turn_end

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from maporl.cli.main import app
 from trl_ext.learning import checkpoint
 from trl_ext.learning.learners import Learning
-from trl_ext.trainer.device_failure import DeviceFailure, device_failure
+from trl_ext.trainer.loop import DeviceFailure, device_failure
 
 TEAM = {
     "updates": 3,
