@@ -15,8 +15,8 @@ too.
 Where a machine has only torch and transformers, unpack wheels of the other packages into a folder and name the folder::
 
     python -m pip download --no-deps -d wheels trl datasets dill multiprocess xxhash peft accelerate pydantic pydantic-core \\
-        annotated-types typing-inspection httpx2 httpcore2 truststore opentelemetry-api tenacity jsonschema-rs \\
-        transformers huggingface-hub liger-kernel
+        annotated-types typing-inspection httpx2 httpcore2 truststore opentelemetry-api tenacity jsonschema \\
+        jsonschema-specifications referencing rpds-py transformers huggingface-hub liger-kernel
     for wheel in wheels/*.whl; do unzip -qo $wheel -d wheels/unpacked; done
     PYTHONPATH=.:wheels/unpacked python benchmarks/gpu_acceptance.py
 """  # noqa: E501

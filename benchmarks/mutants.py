@@ -64,7 +64,7 @@ IMPORTED_ONCE = [
     "datasets",
     "numpy",
     "sympy",
-    "jsonschema_rs",
+    "jsonschema",
     "pytest",
 ]
 IMPORTED_ONCE += ["transformers.models.llama.modeling_llama", "matplotlib", "pydantic", "rich", "typer", "httpx2"]

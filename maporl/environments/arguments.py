@@ -3,7 +3,7 @@
 from typing import Any
 
 from maporl.environments.base import CallRefused, Tool
-from maporl.environments.schemas import BoundedSchema, TooMuch, prefixed
+from maporl.environments.schemas import BoundedSchema, TooMuch
 from maporl.errors import ConfigError
 from trl_ext.chat.written_calls import KINDS, kinds_of, referred
 from trl_ext.chat.written_values import DEEPEST, Unreadable, check_value, whole_value
@@ -44,7 +44,8 @@ class ArgumentCheck:
         except (TooMuch, Unreadable) as error:
             raise CallRefused("arguments", str(error)[:200]) from None
         if error is not None:
-            raise CallRefused("arguments", error)
+            where = ".".join(str(part) for part in error.absolute_path)
+            raise CallRefused("arguments", f"{where + ': ' if where else ''}{' '.join(error.message.split())[:200]}")
         return fitted
 
     def _check_names(self, arguments: dict[str, Any]) -> None:
@@ -68,11 +69,12 @@ class ArgumentCheck:
         for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else []:
             value = self._fitted(value, part, depth + 1)
         ways: list[Any] = next((schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)), [])
-        if ways and not any(self._bounded.fits(value, way) for way in ways):
+        if ways and not any(self._fits(value, way) for way in ways):
             value = self._one_of(value, ways, depth)
         value = _converted(value, kinds_of(schema, self.schema))
         if isinstance(value, list):
-            prefix, rest = prefixed(schema)
+            prefix, rest = schema.get("prefixItems", []), schema.get("items")
+            prefix, rest = (rest, schema.get("additionalItems")) if isinstance(rest, list) else (prefix, rest)
             return [self._fitted(one, prefix[n] if n < len(prefix) else rest, depth + 1) for n, one in enumerate(value)]
         return self._object(value, schema, depth) if isinstance(value, dict) else value
 
@@ -80,9 +82,12 @@ class ArgumentCheck:
         """Return ``value`` as the first of several schemas wants it that it then fits."""
         for way in ways:
             fitted = self._fitted(value, way, depth + 1)
-            if self._bounded.fits(fitted, way):
+            if self._fits(fitted, way):
                 return fitted
         return value
+
+    def _fits(self, value: Any, way: Any) -> bool:
+        return self._bounded.error(value, way) is None
 
     def _object(self, value: dict[str, Any], schema: Any, depth: int) -> dict[str, Any]:
         properties, needed = _dict(schema.get("properties")), _names(schema.get("required"))

@@ -10,7 +10,6 @@ import threading
 import types
 import urllib.request
 
-import jsonschema_rs
 import processes
 import pytest
 import yaml
@@ -507,7 +506,7 @@ def test_a_name_is_looked_up_anew_in_another_section(project, tmp_path):
 
 
 def test_editors_accept_such_names(project):
-    validator = jsonschema_rs.Draft202012Validator(json.dumps(editor_schema()))
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(editor_schema())
     values = yaml.safe_load(project("schema_j").read_text())
     for folders in ("src", ["src", "lib"]):
         assert list(validator.iter_errors(values | {"pythonpath": folders})) == []

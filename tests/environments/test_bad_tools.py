@@ -253,7 +253,7 @@ class TestWhatModelsWrite:
     @pytest.mark.parametrize(("line", "error", "text"), [
         (call("take", n=1, off="x"), "arguments", "unknown off; it takes n, of"),
         (call("take"), "arguments", "n is missing"),
-        (call("take", n=[1]), "arguments", 'n: [1] is not of type "integer"'),
+        (call("take", n=[1]), "arguments", "n: [1] is not of type 'integer'"),
         (call("take", n="7"), None, "7 all"),
         (call("tale", n=1), "unknown", "unknown 'tale'; did you mean 'take'? known: take"),
         ('<call>{"name": "take", "arguments": [1]}</call>', "unread", "its arguments are not an object: [1]"),

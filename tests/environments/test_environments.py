@@ -175,7 +175,7 @@ class TestLimits:
         )
         assert [c.result.text for u in said for c in u.calls] == [
             "unknown 'sell'; known: buy",
-            'count: "two" is not of type "integer"',
+            "count: 'two' is not of type 'integer'",
         ]
         assert said[1].messages == [
             {"role": "tool", "name": "sell", "content": "unknown 'sell'; known: buy", "error": "unknown"}

