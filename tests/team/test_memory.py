@@ -24,9 +24,9 @@ from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner
-from trl_ext.learning.memory import SHARE, DoesNotFit, limit_microbatches
+from trl_ext.learning.memory import DoesNotFit, limit_microbatches
 from trl_ext.learning.policy import Policy
-from trl_ext.models.shape import Shape
+from trl_ext.models.shape import PLANNED, Shape
 
 MODEL = {"alphabet": "0123456789+=;", "hidden_size": 768, "layers": 6, "heads": 12, "context": 256}
 
@@ -148,10 +148,10 @@ def test_microbatches_are_chosen_from_the_free_memory_of_an_accelerator(tiny, tm
     each = 2 * (2 * layer + model.config.vocab_size * 2 * (4 + 4))  # two learners may keep a graph each
     to_come = 2 * trained * (4 + 2 * 4)
     for tokens in (1, 64, 100, 127, 128):
-        limit_microbatches(learners, lambda device, tokens=tokens: to_come + int(tokens * each / SHARE) + 8)
+        limit_microbatches(learners, lambda device, tokens=tokens: to_come + int(tokens * each / PLANNED) + 8)
         assert [own.most_tokens for own in learners] == [2 ** int(math.log2(tokens))] * 2
     learners[0].optimizer.state["any"] = {}  # after the first step the moments are in memory
-    limit_microbatches(learners, lambda device: to_come + int(127 * each / SHARE))
+    limit_microbatches(learners, lambda device: to_come + int(127 * each / PLANNED))
     assert learners[0].most_tokens == 128, "and not 64"
     with pytest.raises(DoesNotFit, match=r"meta: 0.0 GiB are free, and gradients .* of 2 policies .*train LoRAs"):
         limit_microbatches(learners, lambda device: to_come // 4)

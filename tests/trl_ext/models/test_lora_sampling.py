@@ -135,5 +135,5 @@ def test_on_a_cpu_float32_adapters_are_merged_and_half_precision_ones_share_a_ba
 
     shared = team(build(tiny, "llama")[0], {"ann": lora(), "bob": lora()}).to(dtype)
     engine = OwnWeights({name: Policy(name) for name in ("ann", "bob")}, 8)
-    groups = {engine._group(Policy(name)) for name in ("ann", "bob")}
+    groups = {engine.group(Policy(name)) for name in ("ann", "bob")}
     assert {way for way, _ in groups} == {how} and len(groups) == (1 if how == "mixed" else 2)
