@@ -90,11 +90,17 @@ class ContinuousWeights(TokenEngine):
 
     def _accept(self, asked: Asked) -> None:
         name = asked[0].policy
-        if name not in self._group_of:
-            policy = self.weights.policies[name]
-            how, key = self.weights.group(policy)
-            self._group_of[name] = self._groups.setdefault((how, key), _Group(self.weights, policy, how))
-        self._group_of[name].waiting.append(asked)
+        try:
+            if name not in self._group_of:
+                policy = self.weights.policies[name]
+                how, key = self.weights.group(policy)
+                if (how, key) not in self._groups:
+                    self._groups[how, key] = _Group(self.weights, policy, how)
+                self._group_of[name] = self._groups[how, key]
+            self._group_of[name].waiting.append(asked)
+        except Exception as error:  # the thread goes on for the others
+            logger.exception("policy %r cannot be sampled from", name)
+            _fail(asked[1], error)
 
 
 class _Group:
@@ -145,8 +151,7 @@ class _Group:
         self.running, self.batch = [], None
         self.waiting.clear()
         for future in asked:
-            with suppress(InvalidStateError):
-                future.set_exception(error)
+            _fail(future, error)
 
     def _take_in(self, model: Any) -> None:
         """Read the prompts of those that wait, as far as there is room, and let them join the batch."""
@@ -185,6 +190,11 @@ class _Group:
         if self.how == "merged" and self._merged is None:
             self._merged = self._held.enter_context(self.weights.opened(self.policy, self.how))
         return nullcontext(self.policy.model if self.how == "mixed" else self._merged)
+
+
+def _fail(future: "Future[Sampled]", error: Exception) -> None:
+    with suppress(InvalidStateError):  # whoever asked has gone
+        future.set_exception(error)
 
 
 def _nobody(ids: list[int]) -> None:

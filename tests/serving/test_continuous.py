@@ -100,5 +100,8 @@ def test_who_gives_up_leaves_the_batch_and_a_failure_is_told_to_all(tiny, caplog
     with pytest.raises(RuntimeError, match="out of memory"):
         result(other, 30)
     handle.remove()
+    [unknown] = engine.submit(asked([[5]], Draw(1, 0.0), policies=["nobody"]))
+    with pytest.raises(KeyError, match="nobody"):
+        result(unknown, 30)
     [again] = engine.submit(asked([[6, 7]], Draw(3, 0.0), policies=["one"]))
     assert len(result(again, 30).ids) == 3
