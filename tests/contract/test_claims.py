@@ -177,6 +177,17 @@ def test_the_page_says_what_answers_in_json_came_to():
     assert max(ends["json_unmasked"]) < 50 and sum(end < 80 for end in ends["json"]) == 3
 
 
+def test_the_page_of_the_address_says_how_fast_it_was():
+    page = (ROOT / "docs/howto/api.md").read_text(encoding="utf-8")
+    told = json.loads((ROOT / "benchmarks/results/served_team.json").read_text())["medians"]
+    for clients in (1, 8, 32):
+        kinds = ("ours", "two adapters", "transformers")
+        cells = " | ".join(f"{told[f'{kind}, {clients}']['tokens']:.1f}" for kind in kinds)
+        assert f"| {clients} | {cells} |" in page
+    memory = json.loads((ROOT / "benchmarks/results/served_soak.json").read_text())["mib"]
+    assert f"{memory['1000']:.1f} MiB after 1,000 and {memory['10000']:.1f} MiB after all" in page
+
+
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_worlds_and_their_arms_are_configurations(name):
     claim = CLAIMS[name]
