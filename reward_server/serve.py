@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import uvicorn
 
-from maporl.config.command_line import PrintableFormatter
+from maporl.config.command_line import log_requests
 from maporl.guard.connections import guarded_server
 from maporl.verifier.model import Verifier, VerifierError, chance_of
 from reward_server.app import create_app, limits_of
@@ -67,9 +67,7 @@ def server(scorers: Sequence[Scorer], options: ServerOptions, log_level: str = "
 
 def serve(scorers: Sequence[Scorer], options: ServerOptions) -> None:
     """Answer requests until SIGTERM or SIGINT, then finish the requests in progress and return."""
-    log = logging.StreamHandler()
-    log.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[log])
+    log_requests()
     for scorer in scorers[:1]:
         if isinstance(scorer, VerifierScorer) and (doubt := chance_of(scorer.verifier.record)) is not None:
             logger.warning("%s: %s", scorer.verifier.name, doubt)

@@ -118,6 +118,13 @@ class PrintableFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
+def log_requests() -> None:
+    """Let a server write its log to standard error."""
+    log = logging.StreamHandler()
+    log.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[log])
+
+
 class Messages(logging.Handler):
     """Writes log records to standard error, each on a line of its own also while a progress bar of tqdm is drawn."""
 

@@ -5,7 +5,6 @@ sample the utterances beside those of all other calls -> the answer. Nothing is 
 """
 
 import itertools
-import logging
 import secrets
 import threading
 import time
@@ -25,8 +24,8 @@ from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.player import Player
 from maporl.run import ResolvedRun
 from maporl.serving.continuous import ContinuousWeights
-from maporl.serving.routes import TOO_BUSY, Call
-from maporl.serving.wire import MORE, ChatRequest, Refused
+from maporl.serving.routes import TOO_BUSY, Call, internal
+from maporl.serving.wire import MORE, ChatRequest, Refused, ask_of, refusal_of
 from maporl.tasks.base import Task
 from maporl.types import Ask, Dialogue, Example, Utterance
 from trl_ext.chat.encoding import ChatError, PromptTooLong
@@ -34,7 +33,6 @@ from trl_ext.errors import UserError
 from trl_ext.ppo.options import Decoding
 from trl_ext.process.waits import Discarded, Threads, dropped_by
 
-logger = logging.getLogger(__name__)
 EVERY = 0.03
 """The seconds between two parts of a text that is told while it is said."""
 TEAM = "team"
@@ -168,14 +166,25 @@ class TeamAddress:
         """Take a call, in the server's thread.
 
         Raises:
-            Refused: too many wait, or a team is asked for what only an agent has.
+            Refused: too many wait.
         """
+        self._begin(self._answer, call)
+
+    def _begin(self, work: Callable[[Any], Any], asked: Any) -> "Future[Any]":
+        """Begin to do ``work`` for what is ``asked``, in a thread, unless too many wait."""
         with self._lock:
             if self.inside >= self.most + self.queue:
                 what = f"{self.most} requests are being answered and {self.queue} wait; ask again later"
                 raise Refused(what, status=429, code=TOO_BUSY)
             self.inside += 1
-        self._threads.submit(self._answer, call)
+        return self._threads.submit(self._inside, work, asked)
+
+    def _inside(self, work: Callable[[Any], Any], asked: Any) -> Any:
+        try:
+            return work(asked)
+        finally:
+            with self._lock:
+                self.inside -= 1
 
     def count(self, code: str, why: str) -> None:
         """A request that is refused is in the log of the server alone."""
@@ -196,11 +205,7 @@ class TeamAddress:
         except UserError as error:
             call.refuse(Refused(str(error), status=502, code="failed"))
         except Exception:
-            logger.exception("a request failed; this is an error of maporl")
-            call.refuse(Refused("maporl failed at this request; its log says why", status=500, code="internal"))
-        finally:
-            with self._lock:
-                self.inside -= 1
+            call.refuse(internal())
 
     # -- an agent -----------------------------------------------------------------------------------------------------
 
@@ -208,16 +213,16 @@ class TeamAddress:
         """Count the tokens of a request to an agent, without an answer.
 
         Raises:
-            Refused: it is one to the team.
+            Refused: it is one to the team, or too many wait.
         """
         if request.agent == TEAM:
             raise Refused("count_tokens: a team reads several prompts; count those of an agent", "model")
 
-        def counted() -> int:
-            with self.served.player.interleaving.running():
-                return len(self._of_agent(request, _Counts)[0].prompt_ids)
+        return self._begin(self._counted, request)
 
-        return self._threads.submit(counted)
+    def _counted(self, request: ChatRequest) -> int:
+        with self.served.player.interleaving.running():
+            return len(self._of_agent(request, _Counts)[0].prompt_ids)
 
     def _said(self, call: Call) -> list[Utterance]:
         """Return the answers of one agent, and tell a plain text while it is said."""
@@ -235,31 +240,15 @@ class TeamAddress:
         The agent's turn is the number of its earlier messages.
         """
         turn = sum(message["role"] == "assistant" for message in request.messages)
-        ask = Ask(
-            request.agent,
-            [dict(message) for message in request.messages],
-            request.role,
-            answers=False,
-            fresh=True,
-            turn=turn,
-            schemas=request.schemas,
-            refusable=True,
-            single=not request.parallel,
-            structured_output=request.form,
-            tool_choice=request.choice,
-            strict=request.strict,
-            tokens=request.logprobs,
-            alternatives=request.top,
-        )
+        ask = ask_of(request, request.messages, turn=turn)
         specs = {request.agent: self._spec(request.agent, request.sampling)}
         driver = self._driver(OneAnswer(ask=ask), specs, request)
         driver.engines = {name: engine(one) for name, one in driver.engines.items()}
         dialogues = driver.play([Example("request", "", "")], request.n)
         said = [dialogue.utterances[-1] for dialogue in dialogues]
         for utterance in said:
-            if (why := utterance.tags.get("refused")) is not None:
-                long = utterance.tags.get("too_long", False)
-                raise Refused(why, code="context_length_exceeded" if long else "unsupported_value")
+            if (why := refusal_of(utterance)) is not None:
+                raise why
         return said
 
     # -- the team -----------------------------------------------------------------------------------------------------

@@ -1,13 +1,12 @@
 """``maporl api``: serve the agents of a run, and the team, as models of an address."""
 
-import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from maporl.cli.common import Values, echo, load_libraries, load_team_config, names_a_team
-from maporl.config.command_line import PrintableFormatter, command
+from maporl.config.command_line import command, log_requests
 from maporl.errors import ConfigError, install_command
 from maporl.guard.listening import ServerError, bound, check_reach, token_in
 
@@ -86,9 +85,7 @@ def api(
     for name, why in without.items():
         echo(f"not served: {name}: {why}")
     use(threads_of(settings))
-    log = logging.StreamHandler()
-    log.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[log])
+    log_requests()
     options = {"most": concurrency, "queue": queue, "ignored": tuple(ignore or ()), "longest": longest}
     address = server.address_of(settings, task, weights, without, device, **options)
     where = f"http://{f'[{host}]' if ':' in host else host}:{held.getsockname()[1]}/v1"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from maporl.errors import ConfigError, install_command
-from maporl.guard import Denied, Limits, check_host
+from maporl.guard import Denied, Door, Limits, check_host
 from maporl.serving.routes import METHODS, Call, answered, error_in, guarded, json_of, routes
 from maporl.serving.wire import Refused
 from trl_ext.process.waits import pause
@@ -54,6 +54,7 @@ class Session:
     """
 
     ignored_by: ClassVar[str] = "protocol.ignore"
+    count_tokens: ClassVar[None] = None  # only whoever answers has the tokenizer
 
     name: str
     secret: str
@@ -165,7 +166,7 @@ class Gateway:
         # 40 ms, until the client has acknowledged the head
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        app = guarded(self._app(), LIMITS, self._enter, self._count, _log)
+        app = guarded(self._app(), LIMITS, Door(self._enter, denied=self._count, log=_log))
         # what ends a connection before its path has come is told in OpenAI's form
         self._server = guarded_server(app, LIMITS, error_in(Refused.body), log_level="error", lifespan="off")
         serve = self._server.serve([self._socket])

@@ -21,7 +21,7 @@ from maporl.serving.gateway import Report, Session, gateway
 from maporl.serving.histories import Histories, Place
 from maporl.serving.routes import Call
 from maporl.serving.running import LATE, Ending, Question, Run, Runner, of_command, of_function, own_clients
-from maporl.serving.wire import Refused, calls_of, said
+from maporl.serving.wire import Refused, ask_of, calls_of, refusal_of, said
 from maporl.types import IN_PLAY, Ask, Example, Message, Result, Utterance, Wait, why_nobody
 from trl_ext.ppo.options import option
 
@@ -334,24 +334,13 @@ class _Talk:
         place, parents = self.histories.place(request), self._parents(call)
         tags: dict[str, Any] = {"program": True} | ({"history": place.history} if place.history else {})
         return [
-            Ask(
-                request.agent,
-                [dict(message) for message in place.new],
-                request.role,
-                parents,
-                answers=False,
-                fresh=True,
+            ask_of(
+                request,
+                place.new,
+                parents=parents,
                 tags=tags | ({"choice": f"{number} of {request.n}"} if request.n > 1 else {}),
                 sampling=request.sampling,
                 after=place.after,
-                schemas=request.schemas,
-                refusable=True,
-                single=not request.parallel,
-                structured_output=request.form,
-                tool_choice=request.choice,
-                strict=request.strict,
-                tokens=request.logprobs,
-                alternatives=request.top,
                 seed=() if request.seed is None else (request.seed, number),
             )
             for number in range(1, request.n + 1)
@@ -406,9 +395,8 @@ class _Talk:
                 utterance.answers, utterance.submitted, utterance.grade = False, None, None
             utterance.settles = ()
             utterance.rewards.pop("reported", None)
-            if (why := utterance.tags.get("refused")) is not None:
-                too_long = utterance.tags.get("too_long", False)
-                call.refuse(Refused(why, code="context_length_exceeded" if too_long else "unsupported_value"))
+            if (why := refusal_of(utterance)) is not None:
+                call.refuse(why)
                 continue
             self.sent[utterance.id] = said(utterance, call.request)
             self.histories.add(call.request, self.sent[utterance.id], utterance.id)

@@ -11,7 +11,8 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from maporl.guard import Budget, Door, Guard, Limits, read_json
@@ -85,6 +86,8 @@ class Owner(Protocol):
     """Fields of requests that are left out."""
     ignored_by: str
     """The option that says which."""
+    count_tokens: Callable[[ChatRequest], "Future[int]"] | None
+    """Counts the tokens of a request, if that can be done before it is answered."""
 
     def put(self, call: Call) -> None:
         """Take a call, in the server's thread. It may raise :class:`~maporl.serving.wire.Refused`."""
@@ -128,12 +131,12 @@ def routes(at: str) -> list[Any]:
     send = replies(anthropic.read_message, anthropic.message, anthropic.events, "msg_")
 
     async def count(owner: Owner, request: Request) -> Response:
-        if (counting := getattr(owner, "count_tokens", None)) is None:
+        if owner.count_tokens is None:
             raise Refused(anthropic.UNCOUNTED, status=404, code="not_found")
         body = await json_of(request)
         asked = {**body, "max_tokens": 1} if isinstance(body, dict) else body
         read = anthropic.read_message(asked, owner.agents, owner.ignored)
-        return JSONResponse({"input_tokens": await asyncio.wrap_future(counting(read))})
+        return JSONResponse({"input_tokens": await asyncio.wrap_future(owner.count_tokens(read))})
 
     async def models(owner: Owner, request: Request) -> Response:
         entries = [{"id": agent, "object": "model", "created": 0, "owned_by": "maporl"} for agent in owner.agents]
@@ -162,8 +165,7 @@ def answered(handle: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
         except Refused as error:
             refused = error
         except Exception:
-            logger.exception("a request failed; this is an error of maporl")
-            refused = Refused("maporl failed at this request; its log says why", status=500, code="internal")
+            refused = internal()
         refused.message = refused.message.replace("protocol.ignore", owner.ignored_by)
         owner.count(refused.code, refused.message)
         # asked again, most would be refused again; clients would ask, where there are too many calls
@@ -173,11 +175,17 @@ def answered(handle: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
     return endpoint
 
 
-def guarded(app: Any, limits: Limits, enter: Any, denied: Any, log: Any) -> Any:
-    """Return ``app`` behind a guard, whose errors have the form of the path (:class:`maporl.guard.Door`)."""
+def internal() -> Refused:
+    """Return how a request is refused whose exception is being handled, which the log tells."""
+    logger.exception("a request failed; this is an error of maporl")
+    return Refused("maporl failed at this request; its log says why", status=500, code="internal")
+
+
+def guarded(app: Any, limits: Limits, door: Door) -> Any:
+    """Return ``app`` behind a guard, whose errors have the form of the path, whatever ``door`` writes."""
     budget = Budget(limits.held)
     forms: tuple[Form, ...] = (Refused.body, anthropic.error)
-    guards = {form: Guard(app, limits, Door(enter, error_in(form), denied, log), budget) for form in forms}
+    guards = {form: Guard(app, limits, replace(door, write_error=error_in(form)), budget) for form in forms}
 
     async def by_form(scope: Any, receive: Any, send: Any) -> None:
         await guards[form_of(scope.get("path", ""))](scope, receive, send)

@@ -17,7 +17,7 @@ from maporl.config.imports import extension
 from maporl.config.schema import RewardSection
 from maporl.engines.text import TextEngine
 from maporl.errors import ConfigError
-from maporl.guard import Denied, Limits, check_host, check_token
+from maporl.guard import Door, Limits, check_host, check_token
 from maporl.guard.connections import guarded_server
 from maporl.run import ResolvedRun
 from maporl.runs.build import loaded_player, ready_to_play
@@ -49,7 +49,7 @@ def serving_config(config: Config, dtype: str | None, device: str | None, urls: 
     """
     changed: dict[str, Any] = {"dtype": dtype} if dtype else {}
     if urls:
-        section = extension("maporl.integrations.vllm.section:VLLMSection", "--engine vllm")
+        section = extension("maporl.integrations.vllm.section:VLLMSection", "--url")
         try:
             changed |= {"engine": "vllm", "vllm": section(urls=list(urls))}
         except ValueError as error:
@@ -91,7 +91,7 @@ def check_memory(config: Config, device: str | None) -> None:
         where = "main memory has" if cpu else "the device has"
         raise ConfigError(
             f"the weights need {needed / 2**30:.1f} GiB, and {where} {total / 2**30:.1f}; give --dtype bfloat16, or "
-            "let vLLM serve them on several devices (--engine vllm --url)"
+            "let vLLM serve them on several devices (--url)"
         )
 
 
@@ -146,15 +146,12 @@ def application(address: TeamAddress, token: str | None) -> Any:
             key = headers.get(b"x-api-key")  # Anthropic's clients send it there
             check_token({b"authorization": b"Bearer " + key} if key is not None else headers, token)
 
-    def denied(scope: Any, why: Denied) -> None:
-        pass  # it is in the log
-
     def log(method: str, path: str, status: int, seconds: float) -> None:
         telemetry.request(status)
         level = logging.WARNING if status in (401, 403) else logging.INFO
         logger.log(level, "%s %.100r: %s in %.0f ms", method, path, status or "client gone", 1000 * seconds)
 
-    return guarded(router, LIMITS, enter, denied, log)
+    return guarded(router, LIMITS, Door(enter, log=log))
 
 
 class Telemetry:

@@ -16,7 +16,7 @@ from maporl.environments.base import tool_of
 from maporl.environments.calls import before_calls
 from maporl.errors import ConfigError, one_line
 from maporl.guard import read_json
-from maporl.types import Call, Message, Stop, Utterance
+from maporl.types import Ask, Call, Message, Stop, Utterance
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """The roles of messages, and what they are called here."""
@@ -480,6 +480,35 @@ def chunks(
         yield {**base, "choices": [end], **more}
     if request.usage:
         yield {**base, "choices": [], "usage": whole["usage"]}
+
+
+def ask_of(request: ChatRequest, messages: Sequence[Message], **more: Any) -> Ask:
+    """Return what an agent is asked for ``request``, of which ``messages`` are new to it. ``more`` are those fields of
+    the ask that whoever owns the address decides."""
+    return Ask(
+        request.agent,
+        [dict(message) for message in messages],
+        request.role,
+        answers=False,
+        fresh=True,
+        schemas=request.schemas,
+        refusable=True,
+        single=not request.parallel,
+        structured_output=request.form,
+        tool_choice=request.choice,
+        strict=request.strict,
+        tokens=request.logprobs,
+        alternatives=request.top,
+        **more,
+    )
+
+
+def refusal_of(utterance: Utterance) -> Refused | None:
+    """Return why an utterance has answered nothing, or None if it has."""
+    if (why := utterance.tags.get("refused")) is None:
+        return None
+    too_long = utterance.tags.get("too_long", False)
+    return Refused(why, code="context_length_exceeded" if too_long else "unsupported_value")
 
 
 def said_so_far(said: Utterance | str, request: ChatRequest, name: str, created: int) -> dict[str, Any]:

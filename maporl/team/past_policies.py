@@ -17,6 +17,12 @@ from trl_ext.process import distributed
 from trl_ext.sharding.holder import Holder
 
 
+def text_side(policy: Policy, agent: str) -> Policy:
+    """Return the frozen policy that speaks for ``agent`` with past weights of ``policy``, which are elsewhere."""
+    voice = replace(policy.voice, name=past_name(policy.name))
+    return Policy(voice, policy.model, policy.adapter, False, agents=[agent])
+
+
 class PastPolicies:
     """Keeps snapshots of a policy on the CPU, and adds a frozen policy to the team that speaks with one of them.
 

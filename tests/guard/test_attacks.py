@@ -81,6 +81,7 @@ class Ok:
     """The owner of an address at which everybody says "ok"."""
 
     name, agents, ignored, ignored_by, inside = "ok", ("ann",), (), "--ignore", 0
+    count_tokens = None
 
     def put(self, call):
         call.answer(Utterance(0, "ann", "p", 0, 0, [], "ok"))

@@ -116,7 +116,6 @@ class Batch:
         self.rows = rows
         self.ended = [False] * len(rows)
         self.logits = self.mask = torch.zeros(0)
-        self.longest = max([row.request.draw.max_tokens for row in rows])
         self.uniforms: Tensor | None
         self._line_up()
         self._find_draws()
@@ -124,7 +123,7 @@ class Batch:
         limits = tree_limits(self.base)
         # whether every layer takes one mask of keys, [B, 1, 1, T], in a step of decoding
         self.masks = limits is not None and limits.blocks and plain == "everywhere"
-        self.records = self.masks and records(self.base, self.longest)
+        self.records = self.masks and records(self.base, max([row.request.draw.max_tokens for row in rows]))
         self.step: RecordedStep | None = None
         self.unsettled = 0
         """The steps that are not recorded yet, because rows have joined and others may follow."""
@@ -151,7 +150,7 @@ class Batch:
             self._keep_only(running)
             tokens = tokens[torch.tensor(running, dtype=torch.long, device=self.device)]
         if running:
-            self.logits = self._read(tokens, max([self.rows[p].left for p in self.running]))
+            self.logits = self._read(tokens)
         return bool(running)
 
     def join(self, other: "Batch") -> None:
@@ -212,8 +211,8 @@ class Batch:
         self.mask = self.mask[index]
         return logits[index]
 
-    def _read(self, tokens: Tensor, steps: int) -> Tensor:
-        """Read a token of each row, [B], the first of at most ``steps``, and return the next one's logits, [B, V]."""
+    def _read(self, tokens: Tensor) -> Tensor:
+        """Read a token of each row, [B], and return the next one's logits, [B, V]."""
         if not self.records or self.unsettled:
             self.unsettled = max(0, self.unsettled - 1)
             return self._forward(tokens.unsqueeze(1))
@@ -222,6 +221,7 @@ class Batch:
         if self.step is None:
             if self.choose_adapters is not None:
                 self.choose_adapters([str(row.adapter) for row in self.rows])
+            steps = max([self.rows[position].left for position in self.running])
             self.step = RecordedStep(self.model, self.cache, self.mask, steps, self.reading.first)
         return self.step(tokens)
 

@@ -6,7 +6,7 @@ Advantages are computed here, from the numbers that come back, by the code of ev
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -21,7 +21,7 @@ from maporl.integrations.ray.messages import Assigned, Samples, dealt, numbers_o
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import OpponentPool
 from maporl.team.agents import Policy
-from maporl.team.past_policies import PastPolicies, past_name
+from maporl.team.past_policies import PastPolicies, text_side
 from maporl.team.team import Team
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.learning.checkpoint import SavingLost
@@ -305,9 +305,7 @@ class RemotePast(PastPolicies):
 
     def _frozen(self) -> Policy:
         """Return the frozen policy with the text side alone. The engines of the group have a model for it."""
-        policy = self.policy
-        voice = replace(policy.voice, name=past_name(policy.name))
-        return Policy(voice, policy.model, policy.adapter, False, agents=[self.section.agent])
+        return text_side(self.policy, self.section.agent)
 
     def take_snapshot(self) -> None:
         """Keep the weights that the policy has sent last, which are its present ones."""

@@ -24,7 +24,7 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import OpponentPool
 from maporl.team.agents import Policy
 from maporl.team.loading import load_agents, load_tokenizers
-from maporl.team.past_policies import PastPolicies, past_name
+from maporl.team.past_policies import PastPolicies, text_side
 from maporl.team.team import Team
 from maporl.training.home import OWN_WEIGHTS, TeamHome
 from maporl.training.parts import RunParts
@@ -228,14 +228,11 @@ class TinkerPast(PastPolicies):
 
     def __init__(self, section: OpponentPool, team: Team, seed: int, home: TinkerHome):
         self.home = home
-        self.paths: list[str] = []
         super().__init__(section, team, seed)
 
     def _frozen(self) -> Policy:
         """Return the frozen policy with the text side alone."""
-        policy = self.policy
-        voice = replace(policy.voice, name=past_name(policy.name))
-        return Policy(voice, policy.model, policy.adapter, False, agents=[self.section.agent])
+        return text_side(self.policy, self.section.agent)
 
     def take_snapshot(self) -> None:
         """Let the service keep the present weights."""
