@@ -4,8 +4,7 @@
 
 Both runs of a seed begin with the models that the quickstart's warm start makes, train a LoRA on each by the mean of a
 group, and ask the same held-out questions. They sample with different random numbers, so that they are equal on average
-and not answer by answer (tests/integrations/tinker/test_tinker_equal.py has the same answers in both). The
-stand-in decodes one answer at a time, which takes most of the time.
+and not answer by answer (tests/integrations/tinker/test_tinker_equal.py has the same answers in both).
 """
 
 import argparse
@@ -31,7 +30,7 @@ def values_of(seed: int, folder: Path, updates: int) -> dict:
     """Return the quickstart with a mean over groups in place of a critic."""
     values = yaml.safe_load((ROOT / "configs/ppo/quickstart.yaml").read_text())
     values["training"] = values.get("training", {}) | {"critic": "none", "use_cpu": True, "save_steps": 0}
-    values["training"] |= {"learning_rate": 3e-3, "per_device_train_batch_size": 16}
+    values["training"] |= {"learning_rate": 1e-3, "per_device_train_batch_size": 32}
     values["evaluation"] = {"questions": 100}
     values["branching"] = {"group": 4}
     values["advantage"] = {"returns": "utterance", "baseline": "mean", "scale": "std"}

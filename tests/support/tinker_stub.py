@@ -18,7 +18,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save
 from tinker.proto import tinker_public_pb2 as pb
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from trl_ext.models.forward import base_of, cache_arguments
 
 WRONG = (
     "mean_tokens",  # the loss is divided by the tokens of a request
@@ -56,7 +58,7 @@ class Stub:
         self.bases = {str(base): AutoModelForCausalLM.from_pretrained(base).eval() for base in (folder, *bases)}
         self.calls, self.busy, self.log = {}, 0, []
         self.models, self.optimizers, self.states, self.samplers, self.names = {}, {}, {}, {}, {}
-        self.answers, self.seen, self.numbers, self.lock = {}, {}, count(1), threading.RLock()
+        self.answers, self.waiting, self.seen, self.numbers, self.lock = {}, {}, {}, count(1), threading.RLock()
         self.left, self.late, self.failures, self.counts = None, {}, [], {}
         stub = self
 
@@ -143,6 +145,8 @@ class Stub:
         asked = self.from_proto(body) if proto else json.loads(body or b"{}")
         with self.lock, torch.random.fork_rng():
             if route == "retrieve_future":
+                if asked["request_id"] in self.waiting:
+                    self.sampled(asked["request_id"])
                 return self.retrieved(asked["request_id"], "protobuf" in (headers.get("Accept") or ""))
             return getattr(self, route, self.missing)(asked)
 
@@ -260,11 +264,13 @@ class Stub:
         logprobs, losses = [], []
         late = self.late.pop(name, []) if "unordered" in self.wrong and forward_only else []
         with self.speaking(name) as model, torch.set_grad_enabled(not forward_only):
-            for datum in given["data"]:
+            rows = [[t for chunk in datum["model_input"]["chunks"] for t in chunk["tokens"]] for datum in given["data"]]
+            # what follows a row changes nothing in it, so that rows of all lengths go through the model at once
+            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+            tables = torch.log_softmax(model(ids).logits.float(), -1)
+            for datum, row, table in zip(given["data"], rows, tables, strict=True):
                 fields = {key: torch.tensor(read(one)) for key, one in datum["loss_fn_inputs"].items()}
-                ids = torch.tensor([[t for chunk in datum["model_input"]["chunks"] for t in chunk["tokens"]]])
-                table = torch.log_softmax(model(ids).logits[0].float(), -1)
-                found = table.gather(1, fields["target_tokens"].unsqueeze(1)).squeeze(1)
+                found = table[: len(row)].gather(1, fields["target_tokens"].unsqueeze(1)).squeeze(1)
                 if "shifted" in self.wrong:
                     found = torch.roll(found, 1)
                 logprobs.append(found.detach().numpy())
@@ -382,33 +388,39 @@ class Stub:
         return {"type": "create_sampling_session", "sampling_session_id": name}
 
     def asample(self, asked):
+        """Keep the request until an answer is waited for: those that came meanwhile are decoded together."""
         self.alive(asked["sampling_session_id"])
-        return self.future(asked, lambda: self.sampled(asked)) | {"sample_sequence_ids": ["one"]}
+        given = self.future(asked, lambda: None)
+        if self.answers[given["request_id"]] is None:
+            self.waiting[given["request_id"]] = asked
+        return given | {"sample_sequence_ids": ["one"]}
 
     @torch.no_grad()
-    def sampled(self, asked):
-        prompt = [token for chunk in asked["prompt"]["chunks"] for token in chunk["tokens"]]
-        drawn, generator = asked["sampling_params"], torch.Generator()
-        generator.manual_seed(drawn.get("seed") or 0)
-        stops, ids, logprobs = set(drawn.get("stop") or ()), list(prompt), []
-        with self.speaking(asked["sampling_session_id"]) as model:
-            table = torch.log_softmax(model(torch.tensor([prompt])).logits[0].float(), -1)
-            before = table[:-1].gather(1, torch.tensor(prompt[1:]).unsqueeze(1)).squeeze(1).tolist()
-            for _ in range(drawn["max_tokens"]):
-                last = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1].float(), -1)
-                greedy = drawn["temperature"] == 0
-                chances = torch.softmax(last / (1 if greedy else drawn["temperature"]), -1)
-                token = int(last.argmax()) if greedy else int(torch.multinomial(chances, 1, generator=generator))
-                ids.append(token)
-                logprobs.append(float(last[token]))
-                if token in stops:
+    def sampled(self, wanted):
+        """Decode what ``wanted`` waits for, with all requests of its sampler whose prompts are as long."""
+        first = self.waiting[wanted]
+        alike = [name for name, asked in self.waiting.items() if shape(asked) == shape(first)]
+        group = [self.waiting.pop(name) for name in alike]
+        prompts = torch.tensor([tokens(asked) for asked in group])
+        generators = [torch.Generator().manual_seed(asked["sampling_params"].get("seed") or 0) for asked in group]
+        said, logprobs = [[] for _ in group], [[] for _ in group]
+        with self.speaking(first["sampling_session_id"]) as model:
+            cache = DynamicCache()
+            out = model(prompts, **cache_arguments(base_of(model), cache))
+            table = torch.log_softmax(out.logits[:, :-1].float(), -1)
+            before = table.gather(2, prompts[:, 1:].unsqueeze(2)).squeeze(2).tolist()
+            while True:
+                last = torch.log_softmax(out.logits[:, -1].float(), -1)
+                drawn = [draw(*row) for row in zip(last, group, generators, strict=True)]
+                for row, token in enumerate(drawn):
+                    if not done(said[row], group[row]):
+                        said[row].append(token)
+                        logprobs[row].append(float(last[row, token]))
+                if all(map(done, said, group)):
                     break
-        said = ids[len(prompt) :]
-        ended = "stop" if said[-1] in stops else "length"
-        told = [None, *before] if asked.get("prompt_logprobs") else None
-        sequence = {"stop_reason": ended, "tokens": said, "logprobs": logprobs}
-        found = {"sequences": [sequence], "prompt_logprobs": told, "type": "sample"}
-        return found, lambda: sample_proto(sequence, told)
+                out = model(torch.tensor(drawn).unsqueeze(1), **cache_arguments(base_of(model), cache))
+        for name, asked, *row in zip(alike, group, said, logprobs, before, strict=True):
+            self.answers[name] = answer_of(asked, *row)
 
     def from_proto(self, body):
         message = pb.ForwardBackwardRequest()
@@ -424,6 +436,34 @@ class Stub:
         given = {"data": data, "loss_fn": message.loss_fn}
         only = {"forward_only": message.forward_only, "forward_backward_input": given}
         return {"model_id": message.model_id, "seq_id": message.seq_id, **only}
+
+
+def tokens(asked):
+    return [token for chunk in asked["prompt"]["chunks"] for token in chunk["tokens"]]
+
+
+def shape(asked):
+    return asked["sampling_session_id"], len(tokens(asked))
+
+
+def draw(last, asked, generator):
+    temperature = asked["sampling_params"]["temperature"]
+    if temperature == 0:
+        return int(last.argmax())
+    return int(torch.multinomial(torch.softmax(last / temperature, -1), 1, generator=generator))
+
+
+def done(said, asked):
+    drawn = asked["sampling_params"]
+    return len(said) == drawn["max_tokens"] or (said and said[-1] in set(drawn.get("stop") or ()))
+
+
+def answer_of(asked, said, logprobs, before):
+    told = [None, *before] if asked.get("prompt_logprobs") else None
+    ended = "stop" if said[-1] in set(asked["sampling_params"].get("stop") or ()) else "length"
+    sequence = {"stop_reason": ended, "tokens": said, "logprobs": logprobs}
+    found = {"sequences": [sequence], "prompt_logprobs": told, "type": "sample"}
+    return found, lambda: sample_proto(sequence, told)
 
 
 def read(field):
