@@ -35,7 +35,10 @@ def main(url, base, folder):
         recorded = tinker_runs.recording(patch)
         patch.setattr(build, "training_arguments", lambda config: smooth(arguments(config)))
         there, here = tinker_runs.trained_twice(Path(folder), base, SimpleNamespace(url=url), recorded, **options)
-    (facts,) = json.loads(Path(folder, "there/audit.json").read_text())["built"]["service"].values()
+    ((facts,),) = (
+        bases.values()
+        for bases in json.loads(Path(folder, "there/audit.json").read_text())["built"]["service"].values()
+    )
     own = [
         {n: {k: v for k, v in w.items() if not any(one in k for one in SHARED)} for n, w in end.items()}
         for end in (there, here)

@@ -42,7 +42,7 @@ by."""
 
 
 def probe(service: Service, base: str, vocabulary: int, clips: bool) -> list[str]:
-    """Measure what a service does, write it into ``service.facts``, and return it as lines of text.
+    """Measure what a service does, write it into ``service.facts[base]``, and return it as lines of text.
 
     Args:
         service: the service.
@@ -53,8 +53,7 @@ def probe(service: Service, base: str, vocabulary: int, clips: bool) -> list[str
     Raises:
         ServiceFailure: the service does something that cannot be corrected. The message says what.
     """
-    facts = service.facts
-    facts["divides"] = "sum"
+    facts = service.facts[base] = {"divides": "sum"}
     row, longer, beside = _rows(vocabulary)
     sampler = service.base(base)
     known = torch.tensor(service.answer("read a row", prompt_logprobs(sampler, longer.ids))[-LONG:])

@@ -77,8 +77,8 @@ class Service:
         os.environ.setdefault("TINKER_TELEMETRY", "0")  # the SDK would report each error to its makers
         self.url, self.seconds, self.name = url, seconds, url or "the Tinker service"
         self.key = os.environ.get(key_variable) or (NO_KEY if url else None)
-        self.facts: dict[str, Any] = {}
-        """What the probe has measured (:mod:`maporl.integrations.tinker.probe`)."""
+        self.facts: dict[str, dict[str, Any]] = {}
+        """What the probe has measured with each base model (:mod:`maporl.integrations.tinker.probe`)."""
         self._sessions: list[Any] = [None] * sessions
         self._opening = Lock()
 
@@ -247,7 +247,7 @@ class Adapter:
 
         ``importance_sampling`` at a ratio of 1 has the gradient of ``-sum(advantage * logprob)``.
         """
-        asked, facts = [], self.service.facts
+        asked, facts = [], self.service.facts.get(self.base, {})
         for part, olds, slopes in zip(pieces(rows), pieces(rows, logprobs), pieces(rows, gradient), strict=True):
             counted = rows if facts.get("over") == "step" else part
             factors = facts.get("divides", "sum"), len(counted), sum(row.length for row in counted)

@@ -151,7 +151,7 @@ class TinkerHome(TeamHome):
         return ()
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Return what the probe has measured of each service, for the audit."""
+        """Return what the probe has measured of each service, by base model, for the audit."""
         return {service.name: service.facts for service in self.services.values()}
 
     def run_ended(self) -> None:

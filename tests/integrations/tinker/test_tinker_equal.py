@@ -35,7 +35,7 @@ def test_weights_are_those_of_training_here(tmp_path, base, served, recorded, mo
     there, here = trained_twice(tmp_path, base, served(*wrong), recorded, sections=sections, agents=agents)
     assert difference(there, here) < 1e-5
     audit = json.loads((tmp_path / "there/audit.json").read_text())
-    (facts,) = audit["built"]["service"].values()
+    ((facts,),) = (bases.values() for bases in audit["built"]["service"].values())
     assert facts["divides"] == DIVIDES[wrong] and facts["clips"] is True
     moved = max(float(v.abs().max()) for weights in there.values() for k, v in weights.items() if "lora_B" in k)
     assert moved > 1e-3

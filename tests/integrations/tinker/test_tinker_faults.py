@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import signal
+import threading
 import time
 
 import processes
@@ -46,18 +47,15 @@ def test_the_probe_names_a_server_that_cannot_be_trained_with(base, served, wron
 def test_the_probe_measures_by_what_losses_are_divided(base, served, wrong, divides, over):
     service = service_of(served(*wrong))
     (line,) = probe(service, base, VOCABULARY, clips=True)
-    assert (
-        (service.facts["divides"], service.facts["over"]) == (divides, over)
-        and service.facts["clips"]
-        and service.facts["gap"] < 1e-5
-    )
+    facts = service.facts[base]
+    assert (facts["divides"], facts["over"]) == (divides, over) and facts["clips"] and facts["gap"] < 1e-5
     assert ("it divides losses by" in line) == bool(wrong)
 
 
 def test_a_server_that_does_not_clip_is_told(base, served):
     service = service_of(served("no_clip"))
     (line,) = probe(service, base, VOCABULARY, clips=True)
-    assert "it ignores grad_clip_norm" in line and service.facts["clips"] is False
+    assert "it ignores grad_clip_norm" in line and service.facts[base]["clips"] is False
     assert "grad_clip_norm" not in probe(service, base, VOCABULARY, clips=False)[0]
 
 
@@ -128,6 +126,31 @@ def test_a_run_that_began_here_cannot_go_to_a_service(tmp_path, base, served):
     shutil.rmtree(tmp_path / "here/final")
     with pytest.raises(CheckpointError, match="its weights are in files, and this run has them in a service"):
         trainer_of(on(served(), values)).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, base, served):
+    calm = run_of(tmp_path, base, served(), "calm", save_steps=1)
+    stub = served()
+    values = on(stub, values_of(tmp_path / "killed", base) | {"updates": 2})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    answer, killed = stub.answer, threading.Event()
+
+    def deadly(path, body, headers):
+        found = answer(path, body, headers)
+        if path.endswith("optim_step") and stub.calls["optim_step"] == PROBED + 8 + 3 and not killed.is_set():
+            killed.set()
+            process.kill()  # in the second epoch of the second update
+        return found
+
+    stub.answer = deadly
+    process = processes.start(["-m", "maporl", "train", tmp_path / "run.yaml", "-q"])
+    assert process.wait(100) == -signal.SIGKILL and killed.is_set()
+    assert not (tmp_path / "killed/final").exists() and (tmp_path / "killed/checkpoint-1").is_dir()
+    before = stub.calls["optim_step"]
+    trainer_of(values).train(resume_from_checkpoint=True)
+    assert difference(final_of(tmp_path / "killed"), calm) == 0.0
+    assert stub.calls["optim_step"] - before == PROBED + 8  # the update that was cut, and no other
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import yaml
 from asked_programs import ask, assistant, user
 from safetensors.torch import load_file
 from tinker_runs import base, final_of, on, served, trainer_of, values_of  # noqa: F401  # two are fixtures
+from tinker_stub import Stub
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -96,6 +97,31 @@ def test_programs_and_distillation_train_through_it(tmp_path, base, served):
     taught["advantage"] = {"returns": "token_gae", "baseline": "none", "scale": "none"}
     trainer_of(on(served(), values_of(tmp_path / "taught", base, sections=taught, save_steps=0))).train()
     assert records_of(tmp_path / "taught")[0]["ann/distill/share"] == 1.0
+
+
+@pytest.mark.slow
+def test_agents_that_call_tools_train_through_it(tmp_path):
+    alphabet = "0123456789+= :;?<>/acltuor"
+    tiny = {"alphabet": alphabet, "hidden_size": 64, "layers": 2, "context": 160}
+    texts = {"intro": "", "line": "", "tags": "", "returned": "={text}", "failed": "?", "limit": ";"}
+    tools = {"tools": ["calculator"], "call_format": "tags", "call_texts": texts}
+    sections = {
+        "tools": {"calculator": {"use": "calculator"}}, "protocol": {"name": "debate", "turns": 1},
+        "ppo": {"response_length": 36}, "branching": {"group": 2},
+    }  # fmt: skip
+    warm = {"steps": 60, "batch_size": 32, "learning_rate": 1e-2, "calls": 1.0}
+    values = values_of(tmp_path / "warm", None, sections=sections, save_steps=0)
+    values |= {"agent_defaults": {"tiny": tiny, **tools}, "warm_start": warm, "updates": 1}
+    trainer_of(values).train()  # a base that has learnt to call
+    base = str(tmp_path / "warm/final/ann")
+    stub = Stub(base)
+    values = values_of(tmp_path / "run", base, sections=sections, save_steps=0) | {"updates": 2}
+    values["agent_defaults"] |= tools
+    trainer_of(on(stub, values)).train()
+    stub.close()
+    records = records_of(tmp_path / "run")
+    called, failed = (sum(one[f"tools/calculator/{what}"] for one in records) for what in ("calls", "failed"))
+    assert called > 8 and failed < called / 2
 
 
 def test_a_critic_of_a_small_local_model_learns_here(tmp_path, base, served):
