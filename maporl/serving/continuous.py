@@ -26,6 +26,8 @@ from trl_ext.sampling.request import TokenRequest
 from trl_ext.sampling.sample import rows_may_join, rows_of
 
 logger = logging.getLogger(__name__)
+SAMPLES = "samples for the address"
+"""The name of the thread that samples."""
 Asked = tuple[TokenRequest, "Future[Sampled]"]
 
 
@@ -39,11 +41,14 @@ class ContinuousWeights(TokenEngine):
     Args:
         policies: the policies by name.
         batch_size: the most completions in progress of one base (:class:`trl_ext.sampling.own_weights.OwnWeights`).
+        thread: the one that samples, for as long as the process lives. Give that which has loaded the weights: OpenMP
+            keeps threads for each thread that has computed, and lets all of them sleep between two operations once
+            there are more than cores. A step then takes up to twice as long.
     """
 
     continuous = True
 
-    def __init__(self, policies: Mapping[str, Weights], batch_size: int | None = None):
+    def __init__(self, policies: Mapping[str, Weights], batch_size: int | None = None, thread: Threads | None = None):
         # several float32 adapters on a CPU would be merged one after the other, and not share a batch
         adapters = "mixed" if len(policies) > 1 else "auto"
         self.weights = OwnWeights(policies, batch_size, keep_states=False, adapters=adapters)  # type: ignore[arg-type]
@@ -51,7 +56,7 @@ class ContinuousWeights(TokenEngine):
         self._groups: dict[tuple[str, Any], _Group] = {}
         self._group_of: dict[str, _Group] = {}
         self._watched: dict[Future[Sampled], Callable[[list[int]], None]] = {}
-        Threads(1, "samples for the address", for_all=True).submit(self._work)
+        (thread or Threads(1, SAMPLES, for_all=True)).submit(self._work)
 
     def submit(self, requests: Sequence[TokenRequest]) -> list["Future[Sampled]"]:
         """Begin to sample. A future that is cancelled leaves its batch."""

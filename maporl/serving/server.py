@@ -19,16 +19,18 @@ from maporl.engines.text import TextEngine
 from maporl.errors import ConfigError
 from maporl.guard import Door, Limits, check_host, check_token
 from maporl.guard.connections import guarded_server
+from maporl.rollout.player import Player
 from maporl.run import ResolvedRun
 from maporl.runs.build import loaded_player, ready_to_play
 from maporl.serving.api import Served, TeamAddress, left_out
-from maporl.serving.continuous import ContinuousWeights
+from maporl.serving.continuous import SAMPLES, ContinuousWeights
 from maporl.serving.routes import METHODS, answered, error_in, guarded, routes
 from maporl.serving.wire import Refused
 from maporl.tasks import Task, build_task
 from maporl.team.memory import estimate, training_on_cpu
 from maporl.team.saved import check_complete
 from trl_ext.process.devices import main_bytes, total_bytes
+from trl_ext.process.waits import Threads, result
 
 logger = logging.getLogger(__name__)
 LIMITS = Limits()
@@ -101,19 +103,26 @@ def address_of(
     """Load the agents, and return what owns their address. ``options`` are those of
     :class:`~maporl.serving.api.TeamAddress`."""
     run = ResolvedRun(config)
-    player = loaded_player(run, weights)
-    if device is not None:
-        import torch
-
-        ready_to_play(player.team, torch.device(device))
+    computing = Threads(1, SAMPLES, for_all=True)
+    player = result(computing.submit(_loaded, run, weights, device))
     for name, engine in player.engines.items():
-        if isinstance(engine, TextEngine) and not engine.remote:
-            tokens = ContinuousWeights(engine.policies, config.ppo.local_rollout_forward_batch_size)
+        if isinstance(engine, TextEngine) and not engine.remote:  # one: all weights of this process are in it
+            rows = config.ppo.local_rollout_forward_batch_size
+            tokens = ContinuousWeights(engine.policies, rows, computing)
             player.engines[name] = TextEngine(engine.policies, tokens, engine.max_new_tokens)
     agents = tuple(name for name in run.speakers if name not in without)
     protocol = run.protocol.at_update(1).in_evaluation()
     served = Served(player, task, protocol, config.evaluation.decoding, agents, without)
     return TeamAddress(served, **options)
+
+
+def _loaded(run: ResolvedRun, weights: Path | None, device: str | None) -> Player:
+    player = loaded_player(run, weights)
+    if device is not None:
+        import torch
+
+        ready_to_play(player.team, torch.device(device))
+    return player
 
 
 def application(address: TeamAddress, token: str | None) -> Any:
