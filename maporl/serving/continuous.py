@@ -17,15 +17,21 @@ import torch
 
 from trl_ext.models.forward import base_of
 from trl_ext.models.lora_sampling import mixed
+from trl_ext.process.devices import free_bytes
 from trl_ext.process.waits import Threads, taken
 from trl_ext.sampling.batch import Batch, Row
 from trl_ext.sampling.engine import TokenEngine
+from trl_ext.sampling.kv_cache import KVCache
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.own_weights import OwnWeights, Weights
 from trl_ext.sampling.request import TokenRequest
 from trl_ext.sampling.sample import rows_may_join, rows_of
 
 logger = logging.getLogger(__name__)
+KEPT = 2**30
+"""The most bytes of a base's KV cache that is kept of conversations that have ended."""
+FEWEST = 16
+"""The fewest tokens at the beginning of a prompt that are taken from the kept KV cache, and not read."""
 SAMPLES = "samples for the address"
 """The name of the thread that samples."""
 Asked = tuple[TokenRequest, "Future[Sampled]"]
@@ -33,7 +39,8 @@ Asked = tuple[TokenRequest, "Future[Sampled]"]
 
 class ContinuousWeights(TokenEngine):
     """Samples from the models of ``policies``, in one batch for all adapters of one base, which takes in new requests
-    at every token.
+    at every token. What a prompt shares with an earlier conversation, such as the system prompt or all messages so far,
+    is not read again.
 
     A model whose rows cannot join others, because it keeps another state than plain keys and values, answers those that
     wait together.
@@ -117,6 +124,8 @@ class _Group:
         self.running: list[tuple[Row, Future[Sampled]]] = []
         self.batch: Batch | None = None
         self.joins = rows_may_join(base_of(policy.model))
+        free = free_bytes(next(policy.model.parameters()).device)
+        self.kept = KVCache(KEPT if free is None else min(KEPT, free // 8))
         self.adapters: dict[str, str] | None = None
         self.choose: Any = None
         self._held, self._merged = ExitStack(), None
@@ -172,7 +181,9 @@ class _Group:
         begun = [row for row in rows if not row.stops()]  # one whose grammar cannot be read has ended
         if not begun:
             return
-        new = Batch(model, begun, None, self.choose, "everywhere")
+        for row in begun:
+            row.past = self.kept.beginning(row.name(row.read_ids), FEWEST)
+        new = Batch(model, begun, self.kept, self.choose, "everywhere")
         new.begin()
         if self.batch is None:
             self.batch = new

@@ -10,7 +10,7 @@ from asked import asked
 from peft import LoraConfig, get_peft_model
 from tiny_models import build, lively
 
-from maporl.serving.continuous import ContinuousWeights
+from maporl.serving.continuous import FEWEST, ContinuousWeights
 from trl_ext.process.waits import pause, result
 from trl_ext.sampling.request import Draw
 from trl_ext.sampling.sample import sample
@@ -81,6 +81,33 @@ def test_adapters_of_one_base_share_a_batch(tiny):
     futures = engine.submit(requests)
     assert [result(one, 60).ids for one in futures] == [one.ids for one in expected]
     assert max(reads) == len(requests), "both adapters' rows are read together"
+
+
+def test_what_a_prompt_shares_with_an_earlier_one_is_not_read_again(tiny):
+    model = lively(build(tiny, "llama")[0])
+    system = [3 + n % 16 for n in range(20)]
+    draw = Draw(5, 0.0)
+    engine = ContinuousWeights({name: policy(name, model) for name in ("one", "two")})
+    read = []
+    model.register_forward_pre_hook(
+        lambda module, arguments, options: read.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+
+    def said(prompt, name="one"):
+        requests = asked([prompt], draw, policies=[name])
+        expected = sample(model, requests)[0].ids
+        read.clear()
+        assert result(engine.submit(requests)[0], 60).ids == expected
+        return expected, read[0]
+
+    first, whole = said([*system, 4, 5])
+    assert whole == 22
+    assert said([*system, 6, 7, 8])[1] == 3  # the system prompt is kept
+    # the conversation goes on: of its answer the last token was drawn and not read
+    assert said([*system, 4, 5, *first, 9, 3])[1] == 3
+    assert said([*system, 4, 5])[1] == 1  # the same again: the last token is read, for what follows it
+    assert said([*system, 6, 7, 8], "two")[1] == 23  # another policy has other weights
+    assert said(system[:FEWEST])[1] == FEWEST  # it shares 15 tokens, which are read as quickly
 
 
 def test_who_gives_up_leaves_the_batch_and_a_failure_is_told_to_all(tiny, caplog):

@@ -84,9 +84,19 @@ class Place:
         """Return the number of tokens whose states they are."""
         return self.block.lengths[self.row]
 
+    def first(self, count: int) -> "Place":
+        """Return the states of the first ``count`` tokens, which are not copied."""
+        begin = self.block.layers[0][0].shape[2] - self.length
+
+        def cut(values: Tensor) -> Tensor:
+            return values[self.row : self.row + 1, :, begin : begin + count]
+
+        return Place(Block([(cut(keys), cut(values)) for keys, values in self.block.layers], [count]), 0)
+
 
 class KVCache:
-    """The kept states of conversations, by their names. A name holds a policy and the tokens of a conversation.
+    """The kept states of conversations, by their names: a policy, a regime of positions, and the tokens, of which the
+    last one has no state.
 
     If the states do not fit into the budget, those that were kept first are forgotten first, and what still does not
     fit is not kept. A conversation that is forgotten is read again, so results do not change. Python frees a block once
@@ -99,7 +109,7 @@ class KVCache:
 
     def __init__(self, budget: int | None = None) -> None:
         self.budget, self._limit = budget, budget
-        self._kept: dict[Hashable, Place] = {}  # in the order in which they were kept
+        self._kept: dict[Any, Place] = {}  # in the order in which they were kept
         self._taken: WeakSet[Place] = WeakSet()  # as long as a row that is to read them has them
         self._blocks: WeakSet[Block] = WeakSet()  # as long as one of their places is kept or taken
         self.largest = 0
@@ -168,6 +178,18 @@ class KVCache:
         for name in names:
             self._kept.pop(name, None)
         return places
+
+    def beginning(self, name: Sequence[Hashable], fewest: int) -> Place | None:
+        """Return the states of the longest beginning, of ``fewest`` tokens or more, that a kept conversation shares
+        with ``name``. At least the last token of ``name`` is not in it. Nothing is forgotten."""
+        found, most = None, fewest - 1
+        for kept, place in self._kept.items():
+            pairs = enumerate(zip(kept, name, strict=False))
+            shared = next((number for number, (one, other) in pairs if one != other), min(len(kept), len(name)))
+            tokens = min(shared - 2, place.length, len(name) - 3)
+            if tokens > most:
+                found, most = place, tokens
+        return None if found is None else found.first(most)
 
     def take_counts(self) -> tuple[int, int]:
         """Return :attr:`largest` and :attr:`forgotten` since the last call."""
