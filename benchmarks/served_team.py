@@ -11,6 +11,7 @@ of small models, and reads the memory of the server.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -27,6 +28,9 @@ from machine import machine
 
 CLIENTS = (1, 8, 32)
 TOPICS = ("the sea", "a clock", "winter", "bread", "a bridge", "maps", "an owl", "rivers", "glass", "a train")
+
+
+NUMBERS = itertools.count(1000)
 
 
 @contextmanager
@@ -58,13 +62,16 @@ def ask(url: str, body: dict) -> int:
 
 
 def bodies(models: list[str], count: int, tokens: int) -> list[dict]:
-    """Requests of different lengths, to each of ``models`` in turn."""
+    """Requests of different lengths, to each of ``models`` in turn. No question is asked twice: servers keep beginnings
+    of prompts, and only the chat template's is shared."""
     return [
         {
             "model": models[n % len(models)],
             "temperature": 0,
             "max_tokens": tokens,
-            "messages": [{"role": "user", "content": f"Write {5 + n % 7} sentences about {TOPICS[n % len(TOPICS)]}."}],
+            "messages": [
+                {"role": "user", "content": f"{next(NUMBERS)}: {5 + n % 7} sentences about {TOPICS[n % len(TOPICS)]}."}
+            ],
         }
         for n in range(count)
     ]
