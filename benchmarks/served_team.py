@@ -6,8 +6,9 @@ whether memory stays flat.
 
 ``speed`` wants a run with two LoRA adapters on the model DIR, and asks the model itself of ``transformers serve``, with
 its continuous batching on. Both get the same questions and sample greedily, in turn: a round asks one server with so
-many clients, and then the other. Tokens a second are those of the replies. ``soak`` asks an agent and the team of a run
-of small models, and reads the memory of the server.
+many clients, and then the other. Tokens a second are those of the replies. At the end the model decodes as many rows
+without a server, which says how fast one can be at most. ``soak`` asks an agent and the team of a run of small models,
+and reads the memory of the server.
 """
 
 import argparse
@@ -24,7 +25,11 @@ from pathlib import Path
 
 import httpx2
 import psutil
+import torch
 from machine import machine
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from trl_ext.models.forward import cache_arguments
 
 CLIENTS = (1, 8, 32)
 TOPICS = ("the sea", "a clock", "winter", "bread", "a bridge", "maps", "an owl", "rivers", "glass", "a train")
@@ -119,7 +124,22 @@ def speed(arguments: argparse.Namespace) -> dict:
             medians[f"{kind}, {clients}"]["tokens"] for kind in ("ours", "transformers", "two adapters")
         )
         ratios[clients] = {"ours over transformers": ours / theirs, "one adapter over two": ours / two}
-    return {"tokens": arguments.tokens, "dtype": arguments.dtype, "medians": medians, "ratios": ratios}
+    alone = {clients: bare(model, clients, arguments) for clients in arguments.clients}
+    return {"tokens": arguments.tokens, "dtype": arguments.dtype, "medians": medians, "ratios": ratios, "bare": alone}
+
+
+@torch.no_grad()
+def bare(folder: str, rows: int, arguments: argparse.Namespace) -> float:
+    """Return the tokens a second that the model's own forward decodes greedily with a cache: no server, no adapter,
+    and no prompt is counted. No server that decodes by it is faster."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=arguments.dtype).eval()
+    cache, steps = DynamicCache(config=model.config), []
+    ids = torch.randint(len(model.get_input_embeddings().weight), (rows, 40))
+    for _ in range(arguments.tokens):
+        began = time.perf_counter()
+        ids = model(input_ids=ids, **cache_arguments(model, cache)).logits[:, -1:].argmax(-1)
+        steps.append(time.perf_counter() - began)
+    return rows / statistics.median(steps[1:])
 
 
 def soak(arguments: argparse.Namespace) -> dict:

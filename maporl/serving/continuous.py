@@ -28,8 +28,8 @@ from trl_ext.sampling.request import TokenRequest
 from trl_ext.sampling.sample import rows_may_join, rows_of
 
 logger = logging.getLogger(__name__)
-KEPT = 2**30
-"""The most bytes of a base's KV cache that is kept of conversations that have ended."""
+KEPT = 0.25
+"""The most KV cache of conversations that have ended which is kept for a base, as a share of its weights' memory."""
 FEWEST = 16
 """The fewest tokens at the beginning of a prompt that are taken from the kept KV cache, and not read."""
 SAMPLES = "samples for the address"
@@ -124,8 +124,9 @@ class _Group:
         self.running: list[tuple[Row, Future[Sampled]]] = []
         self.batch: Batch | None = None
         self.joins = rows_may_join(base_of(policy.model))
+        most = int(KEPT * sum(parameter.nbytes for parameter in policy.model.parameters()))
         free = free_bytes(next(policy.model.parameters()).device)
-        self.kept = KVCache(KEPT if free is None else min(KEPT, free // 8))
+        self.kept = KVCache(most if free is None else min(most, free // 8))
         self.adapters: dict[str, str] | None = None
         self.choose: Any = None
         self._held, self._merged = ExitStack(), None

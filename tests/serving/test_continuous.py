@@ -10,7 +10,7 @@ from asked import asked
 from peft import LoraConfig, get_peft_model
 from tiny_models import build, lively
 
-from maporl.serving.continuous import FEWEST, ContinuousWeights
+from maporl.serving.continuous import FEWEST, KEPT, ContinuousWeights
 from trl_ext.process.waits import pause, result
 from trl_ext.sampling.request import Draw
 from trl_ext.sampling.sample import sample
@@ -108,6 +108,8 @@ def test_what_a_prompt_shares_with_an_earlier_one_is_not_read_again(tiny):
     assert said([*system, 4, 5])[1] == 1  # the same again: the last token is read, for what follows it
     assert said([*system, 6, 7, 8], "two")[1] == 23  # another policy has other weights
     assert said(system[:FEWEST])[1] == FEWEST  # it shares 15 tokens, which are read as quickly
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert {group.kept.budget for group in engine._groups.values()} == {int(KEPT * weights)} and KEPT == 1 / 4
 
 
 def test_who_gives_up_leaves_the_batch_and_a_failure_is_told_to_all(tiny, caplog):
