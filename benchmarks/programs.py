@@ -13,9 +13,9 @@ import os
 import time
 from collections.abc import Callable
 
+from maporl.datasets.programs import MBPP, hidden_tests
 from maporl.environments.python import Python
 from maporl.sandbox.pool import SandboxPool
-from maporl.tasks.programs import MBPP, hidden_tests
 
 
 def calls_per_second(calls: int) -> float:

@@ -11,8 +11,8 @@ For each row it grades, as the task does, these programs:
   the first argument.
 
 It lists the rows that each kind passes (``constant``, ``identity``, ``shown``), those that the task finds by reading
-their tests (``found``, :func:`maporl.tasks.programs.proves_little`), and those in which the two differ: ``missed`` are
-passed and not found, ``blamed`` are found and not passed by any of these programs. It runs for a minute or two.
+their tests (``found``, :func:`maporl.datasets.programs.proves_little`), and those in which the two differ: ``missed``
+are passed and not found, ``blamed`` are found and not passed by any of these programs. It runs for a minute or two.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from pathlib import Path
 
 from machine import processor
 
+from maporl.datasets.programs import MBPP, HumanEval, Programs, hidden_tests, proves_little
 from maporl.sandbox.pool import SandboxPool
 from maporl.tasks.base import examples_of, read_rows
-from maporl.tasks.programs import MBPP, HumanEval, Programs, hidden_tests, proves_little
 from maporl.types import Example
 
 KINDS = ("constant", "identity", "shown")

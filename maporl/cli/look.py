@@ -99,14 +99,14 @@ def _evaluate_suite(
     as_json: bool,
     exchanged: list[str],
 ) -> None:
-    from maporl.config.imports import unknown
+    from maporl.config.imports import extension, unknown
     from maporl.evaluation.suite import markdown
     from maporl.runs.evaluate import evaluate_suite
-    from maporl.tasks.mathematics import SUITES, suite_tasks
 
-    if suite not in SUITES:
-        raise ConfigError(f"--suite: {unknown(suite, SUITES)}")
-    tasks = suite_tasks(suite, data, limit)
+    suites = extension("maporl.datasets.mathematics:SUITES", "maporl eval --suite")
+    if suite not in suites:
+        raise ConfigError(f"--suite: {unknown(suite, suites)}")
+    tasks = extension("maporl.datasets.mathematics:suite_tasks", "maporl eval --suite")(suite, data, limit)
     results = evaluate_suite(settings, checkpoint, tasks, samples, exchanged)
     echo(json.dumps([r.to_json() for r in results], indent=1) if as_json else markdown(results))
 

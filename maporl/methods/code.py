@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from maporl.datasets.programs import hidden_tests
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, seats
-from maporl.tasks.programs import hidden_tests
 from maporl.text import asserts_in, code_of, text_option
 from maporl.types import Act, Ask, Example, Result, Utterance
 from trl_ext.ppo.options import Positive, option

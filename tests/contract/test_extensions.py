@@ -30,6 +30,8 @@ GAMES = tuple(f"maporl.integrations.{name}" for name in ("text_arena", "petting_
 EXTENSIONS = {
     "methods": Extension(("maporl.methods",), {"reward": {"rules": ["tier"]}}, "reward.rules: tier"),
     "protocols of methods": Extension(("maporl.methods",), {"protocol": {"name": "route"}}, "protocol.name: route"),
+    "datasets": Extension(("maporl.datasets",), {"task": {"name": "gsm8k"}}, "task.name: gsm8k"),
+    "suites": Extension(("maporl.datasets",), ("eval", "configs/ppo/quickstart.yaml", "--suite", "math"), "maporl eval --suite"),
     "loops": Extension(("maporl.loops",), {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}}, "loop:"),
     "crossplay": Extension(("maporl.studies.crossplay",), ("crossplay", "a", "b"), "maporl crossplay"),
     "compare": Extension(("maporl.studies.comparing",), ("compare", "a", "b", "-o", "x"), "maporl compare"),

@@ -7,10 +7,10 @@ import pytest
 from folders import GOLDEN
 from processes import maporl
 
+from maporl.datasets.mathematics import SUITES, Mathematics, suite_tasks
 from maporl.evaluation.suite import SuiteResult, markdown, pass_at_k, summarise
 from maporl.grading.benchmarks import grade_benchmark
 from maporl.tasks.base import TaskError
-from maporl.tasks.mathematics import SUITES, Mathematics, suite_tasks
 from maporl.types import Dialogue, Example, Grade, Utterance
 
 

@@ -8,6 +8,7 @@ from hostile_texts import MADE, MATHEMATICS
 
 from maporl import Arithmetic, Skills
 from maporl.config.schema import JudgeSection
+from maporl.datasets.tinygsm import labelling_function, whole_number
 from maporl.evaluation.metrics import evaluate_dialogues
 from maporl.grading.answers import LONGEST_LABEL, LONGEST_TEXT, same_answer
 from maporl.grading.benchmarks import grade_benchmark
@@ -23,7 +24,6 @@ from maporl.rewards.base import RewardFailure
 from maporl.rewards.judges import PointwiseJudge
 from maporl.rewards.labels import label, near, readable
 from maporl.tasks import ANLI, GSM8K, Episodes, Mathematics, TinyGSM
-from maporl.tasks.tinygsm import labelling_function, whole_number
 from maporl.text import PatternError, matches, visible
 from maporl.types import Dialogue, Example, Utterance
 from maporl.verifier.filters import fault, same_text

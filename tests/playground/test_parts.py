@@ -11,12 +11,12 @@ from folders import ROOT
 from maporl import Parts, TinyHops
 from maporl.config.call_options import CallLimits
 from maporl.config.schema import EnvironmentSection, PupilSection, RewardSection, WarmStartSection
+from maporl.datasets.hops import names_in
 from maporl.environments.build import ToolGrant
 from maporl.environments.search import QuestionSearch
 from maporl.environments.world import EnvironmentSpec, World
 from maporl.errors import ConfigError
 from maporl.methods.route import Route
-from maporl.playground.hops import names_in
 from maporl.playground.teacher import is_taught, play_teacher
 from maporl.playground.tiny_versions import BARE
 from maporl.protocols import CallReturn, Debate

@@ -9,12 +9,12 @@ from scripted_training import scripted_trainer
 from stand_ins import tiny_values
 from tiny_run import TINY
 
+from maporl.datasets.mathematics import suite_tasks
 from maporl.errors import ConfigError, refuse
 from maporl.rollout.evaluations import play_suite
 from maporl.run import ResolvedRun
 from maporl.runs.evaluate import evaluate
 from maporl.runs.train import train
-from maporl.tasks.mathematics import suite_tasks
 from maporl.team.exchange import exchanged
 from maporl.validation.load import from_dict, load
 from trl_ext.ppo.options import GREEDY

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from fast_cases import some
 
+from maporl.datasets.tiny_programs import TinyPrograms
 from maporl.environments.python import Python
-from maporl.playground.tiny_programs import TinyPrograms
 from maporl.sandbox import sandbox as module
 from maporl.sandbox.sandbox import Limits, Outcome, Sandbox, SandboxError, find_bubblewrap
 from maporl.sandbox.sandboxed import kernel

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from maporl.datasets.programs import MBPP, HumanEval, proves_little
 from maporl.engines.scripted import ScriptedEngine
 from maporl.environments.build import TeamTools
 from maporl.environments.python import Python, RunTests
@@ -23,7 +24,6 @@ from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.sandbox import Limits, Sandbox, find_bubblewrap
 from maporl.tasks import build_task
 from maporl.tasks.base import TaskError
-from maporl.tasks.programs import MBPP, HumanEval, proves_little
 from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result, Utterance
 from maporl.validation.load import from_dict

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from maporl.config.parse import read_yaml
+from maporl.datasets.tiny_programs import TinyPrograms
 from maporl.environments.python import RunTests
 from maporl.environments.world import World
 from maporl.methods.code import Code
 from maporl.playground.teacher import play_teacher
-from maporl.playground.tiny_programs import TinyPrograms
 from maporl.protocols import build_protocol
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import build_task

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from maporl.tasks.programs import ProgramTask
+from maporl.datasets.programs import ProgramTask
 from maporl.text import asked_with
 from maporl.types import Example
 from trl_ext.ppo.options import Natural, Positive, option
