@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.schema import EnvironmentSection
+from maporl.datasets.search import Index, Passage, read_corpus
 from maporl.environments.isolated import Host, IsolatedEnvironment
-from maporl.environments.search import Index, Passage, read_corpus
-from maporl.environments.trl import TRLEnvironment
 from maporl.environments.workers import Job, Workers
+from maporl.integrations.trl import TRLEnvironment
 from maporl.tasks import build_task
 from trl_ext.ppo.options import Decoding
 

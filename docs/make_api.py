@@ -65,10 +65,10 @@ GROUPS: list[tuple[str, str, str]] = [
         "[A team that searches](howto/search.md), [an orchestrator](howto/orchestrator.md), and [tools from an MCP "
         "server](howto/mcp.md). A class for TRL's `environment_factory` needs no adapter of its own: "
         "[tools](howto/tools.md) names it.",
-        "maporl.environments.search.bm25 maporl.environments.search.QuestionSearch "
+        "maporl.datasets.search.bm25 maporl.datasets.search.QuestionSearch "
         "maporl.integrations.mcp.MCPTools maporl.integrations.mcp.MCPEnvironment "
         "maporl.integrations.mcp_server.ServerOptions maporl.integrations.open_env.OpenEnv "
-        "maporl.environments.trl.TRLEnvironment",
+        "maporl.integrations.trl.TRLEnvironment",
     ),
     (
         "Reward what was said",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from maporl.environments.search import passages_of
+from maporl.datasets.search import passages_of
 from maporl.grading.spans import grade_span
 from maporl.tasks.base import ReadTask, meta_of, read_examples, source_of
 from maporl.text import asked_with

@@ -12,7 +12,7 @@ from maporl.environments.base import Toolbox as Toolbox
 
 TOOLS = Parts(
     {
-        "bm25": "maporl.environments.search:bm25",
+        "bm25": "maporl.datasets.search:bm25",
         "calculator": "maporl.environments.calculator:calculator",
         "mcp": "maporl.integrations.mcp:MCPTools",
         "python": "maporl.environments.python:Python",
@@ -23,7 +23,7 @@ TOOLS = Parts(
 
 ENVIRONMENTS = Parts(
     {
-        "bm25": "maporl.environments.search:QuestionSearch",
+        "bm25": "maporl.datasets.search:QuestionSearch",
         "mcp": "maporl.integrations.mcp:MCPEnvironment",
         "openenv": "maporl.integrations.open_env:OpenEnv",
     }

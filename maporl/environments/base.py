@@ -293,6 +293,18 @@ class Environment:
         :meth:`close`."""
 
 
+def is_trl_class(made: Any) -> bool:
+    """Return whether an object is an instance of a class that TRL takes: it has ``reset``, and does not derive
+    from :class:`Environment`. :class:`maporl.integrations.trl.TRLEnvironment` is one around it.
+
+    >>> class Shop:
+    ...     def reset(self, **row): ...
+    >>> is_trl_class(Shop()), is_trl_class(Environment()), is_trl_class(3)
+    (True, False, False)
+    """
+    return not isinstance(made, Environment) and inspect.isfunction(getattr(type(made), "reset", None))
+
+
 class EnvironmentLost(Exception):
     """An environment cannot answer any more.
 

@@ -10,12 +10,11 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.faults import explain
-from maporl.config.imports import kind_of, look_up, told
+from maporl.config.imports import extension, kind_of, look_up, told
 from maporl.config.schema import Config, EnvironmentSection
 from maporl.environments import ENVIRONMENTS, TOOLS
-from maporl.environments.base import Environment, Tool, Toolbox
+from maporl.environments.base import Environment, Tool, Toolbox, is_trl_class
 from maporl.environments.rooms import EnvironmentSpec
-from maporl.environments.trl import TRLEnvironment, is_trl_class
 from maporl.environments.world import World
 from maporl.errors import ConfigError, refuse, refused
 
@@ -276,7 +275,7 @@ def _maker(part: Callable[..., Any], section: EnvironmentSection, where: str) ->
     def make() -> Environment:
         made = part(**section.options)
         if is_trl_class(made):
-            made = TRLEnvironment(made, section.reward)
+            made = extension("maporl.integrations.trl:TRLEnvironment", f"{where}.use")(made, section.reward)
         elif section.reward is not None:
             raise ConfigError(f"{where}.reward: only a class written for TRL has it; remove it")
         if not isinstance(made, Environment):

@@ -10,7 +10,7 @@ import pytest
 
 from maporl.config.parse import read_values
 from maporl.config.safe_yaml import read_yaml_file
-from maporl.environments.search import read_corpus
+from maporl.datasets.search import read_corpus
 from maporl.errors import UserError
 from maporl.tasks import ANLI, GSM8K, MBPP, FANToM, HotpotQA, HumanEval, Mathematics, TaskError
 from maporl.tasks.base import read_examples, read_rows

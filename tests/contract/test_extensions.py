@@ -32,6 +32,7 @@ EXTENSIONS = {
     "protocols of methods": Extension(("maporl.methods",), {"protocol": {"name": "route"}}, "protocol.name: route"),
     "datasets": Extension(("maporl.datasets",), {"task": {"name": "gsm8k"}}, "task.name: gsm8k"),
     "suites": Extension(("maporl.datasets",), ("eval", "configs/ppo/quickstart.yaml", "--suite", "math"), "maporl eval --suite"),
+    "search": Extension(("maporl.datasets",), {"tools": {"search": {"use": "bm25", "options": {"corpus": "x"}}}}, "tools.search.use: bm25"),
     "loops": Extension(("maporl.loops",), {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}}, "loop:"),
     "crossplay": Extension(("maporl.studies.crossplay",), ("crossplay", "a", "b"), "maporl crossplay"),
     "compare": Extension(("maporl.studies.comparing",), ("compare", "a", "b", "-o", "x"), "maporl compare"),
@@ -51,6 +52,8 @@ EXTENSIONS = {
      {"tools": {"files": {"use": "mcp", "options": {"command": ["true"]}}}}, "tools.files.use: mcp"),
     "openenv": Extension(("maporl.integrations.open_env",),
      {"environments": {"room": {"use": "openenv", "options": {"base_url": "http://127.0.0.1:9"}}}}, "environments.room.use: openenv"),
+    "environments of TRL": Extension(("maporl.integrations.trl",),
+     {"environments": {"room": {"use": "codecs:IncrementalDecoder"}}}, "environments.room.use"),  # it has reset
     "games of others": Extension(GAMES, {"protocol": {"name": "game", "game": "textarena"}}, "game: textarena"),
     "verifiers": Extension(("maporl.integrations.verifiers", "maporl.integrations.verifiers_rewards"), {"task": {"name": "verifiers"}},
      "task.name: verifiers"),

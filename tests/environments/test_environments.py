@@ -11,11 +11,11 @@ from isolated_worlds import Mute
 
 from maporl import Agent, Debate, Team
 from maporl.config.schema import BranchingSection, EnvironmentSection, RewardSection
+from maporl.datasets.search import QuestionSearch
 from maporl.engines.scripted import ScriptedEngine
 from maporl.environments.base import Environment, Tool
 from maporl.environments.build import TeamTools, build_grants, environment_spec
 from maporl.environments.rooms import EnvironmentFailure, EnvironmentSpec
-from maporl.environments.search import QuestionSearch
 from maporl.environments.workers import Workers
 from maporl.environments.world import World
 from maporl.errors import ConfigError, refuse

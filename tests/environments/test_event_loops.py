@@ -10,9 +10,9 @@ import pytest
 
 from maporl import event_loop
 from maporl.environments import workers
-from maporl.environments.trl import TRLEnvironment
 from maporl.environments.workers import Job, TooManyLeft, Workers
 from maporl.event_loop import CONNECTIONS, OWN_CODE, Loop
+from maporl.integrations.trl import TRLEnvironment
 
 RELEASED = threading.Event()
 

@@ -12,8 +12,8 @@ from maporl import Parts, TinyHops
 from maporl.config.call_options import CallLimits
 from maporl.config.schema import EnvironmentSection, PupilSection, RewardSection, WarmStartSection
 from maporl.datasets.hops import names_in
+from maporl.datasets.search import QuestionSearch
 from maporl.environments.build import ToolGrant
-from maporl.environments.search import QuestionSearch
 from maporl.environments.world import EnvironmentSpec, World
 from maporl.errors import ConfigError
 from maporl.methods.route import Route

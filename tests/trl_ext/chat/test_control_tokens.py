@@ -271,7 +271,7 @@ def test_paragraphs_of_the_fallback_template_cannot_be_written_by_a_message(toke
 
 
 ENCODERS = {
-    "maporl/environments/search.py": "cuts texts into the words of an index",
+    "maporl/datasets/search.py": "cuts texts into the words of an index",
     "trl_ext/chat/control_tokens.py": "encodes the pieces",
     "trl_ext/chat/encoding.py": "renders the template",
     "trl_ext/trainer/prompts.py": "a prompt that is a text is taken as it is",

@@ -12,10 +12,10 @@ from tool_models import characters
 from trl import GRPOConfig, GRPOTrainer
 from trl_environments import TEMPLATE, Dice, Notes, Shop, Wordle, model_of, tool_call
 
-from maporl.environments.base import Environment, Tool, as_result
-from maporl.environments.trl import TRLEnvironment, is_trl_class
+from maporl.environments.base import Environment, Tool, as_result, is_trl_class
 from maporl.environments.workers import Job, Workers
 from maporl.errors import ConfigError
+from maporl.integrations.trl import TRLEnvironment
 from maporl.types import Result
 
 

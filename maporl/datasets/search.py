@@ -1,6 +1,6 @@
 """Search in a local corpus by BM25: a tool over one file, and an environment over the paragraphs of each question.
 
-The index is that of ``bm25s`` (extra ``search``), over the words of :mod:`maporl.environments.search_words`. Nothing
+The index is that of ``bm25s`` (extra ``search``), over the words of :mod:`maporl.datasets.search_words`. Nothing
 outside the corpus is read, and no network is used.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from maporl.datasets.search_words import indexed_words, wanted_words
 from maporl.environments.base import Environment, Tool
-from maporl.environments.search_words import indexed_words, wanted_words
 from maporl.errors import ConfigError, install_command
 from maporl.storage.disk_cache import CacheUnusable, cache_folder
 from maporl.text import BOM, encoding_of

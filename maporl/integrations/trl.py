@@ -14,24 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from maporl.environments.base import Environment, Tool, may_pay
+from maporl.environments.base import Environment, Tool, is_trl_class, may_pay
 from maporl.errors import ConfigError
 from maporl.event_loop import awaited, inside
 from maporl.types import Result
 
 NOT_TOOLS = ("reset", "get_reward")
-
-
-def is_trl_class(made: Any) -> bool:
-    """Return whether an object is an instance of a class that TRL takes: it has ``reset``, and does not derive
-    from :class:`Environment`.
-
-    >>> class Shop:
-    ...     def reset(self, **row): ...
-    >>> is_trl_class(Shop()), is_trl_class(Environment()), is_trl_class(3)
-    (True, False, False)
-    """
-    return not isinstance(made, Environment) and inspect.isfunction(getattr(type(made), "reset", None))
 
 
 class TRLEnvironment(Environment):

@@ -10,9 +10,9 @@ import pytest
 from folders import GOLDEN
 
 from maporl import HotpotQA, TaskError
-from maporl.environments import search as module
-from maporl.environments.search import NOTHING, Index, Passage, QuestionSearch, bm25, passages_of, read_corpus
-from maporl.environments.search_words import indexed_words, wanted_words
+from maporl.datasets import search as module
+from maporl.datasets.search import NOTHING, Index, Passage, QuestionSearch, bm25, passages_of, read_corpus
+from maporl.datasets.search_words import indexed_words, wanted_words
 from maporl.errors import ConfigError, install_command
 from maporl.grading.spans import exact_match, token_f1
 from maporl.rewards.labels import f1
@@ -195,7 +195,7 @@ class TestTheTool:
 
     def test_two_processes_store_it_at_once(self, tmp_path, cache):
         corpus = written(tmp_path, *({"text": f"word{n} pear"} for n in range(2000)))
-        code = f"from maporl.environments.search import bm25; print(bm25({corpus!r}).run(query='word77').text)"
+        code = f"from maporl.datasets.search import bm25; print(bm25({corpus!r}).run(query='word77').text)"
         running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
         assert [process.communicate()[0] for process in running] == ["[78] word77 pear\n"] * 2
         assert len([place for place in cache.iterdir() if place.is_dir()]) == 1
