@@ -27,7 +27,7 @@ def main() -> None:
     load_libraries()
     from maporl.config.recipes import recipe_files
     from maporl.errors import UserError
-    from maporl.playground.tiny_versions import tiny_version
+    from maporl.methods.tiny_versions import tiny_version
     from maporl.validation.load import from_dict, load
     from maporl.validation.preflight import check_run
 

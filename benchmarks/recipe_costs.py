@@ -117,7 +117,7 @@ def cost(name: str, model: str) -> float:
     folder."""
     from maporl.config.parse import read_yaml
     from maporl.config.recipes import recipe_file
-    from maporl.playground.tiny_versions import tiny_version
+    from maporl.methods.tiny_versions import tiny_version
 
     own, values = read_yaml(recipe_file(name)), tiny_version(name, "")
     values |= {"branching": own.get("branching", {}), "evaluation": {"questions": 0}}

@@ -37,7 +37,7 @@ import sys
 from pathlib import Path
 from maporl.config.parse import read_yaml
 try:
-    from maporl.playground.tiny_versions import tiny_version
+    from maporl.methods.tiny_versions import tiny_version
 except ModuleNotFoundError:  # a checkout from before the playground was a package
     from maporl.config.recipes import tiny_version
 from maporl.runs.train import train

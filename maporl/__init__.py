@@ -46,7 +46,7 @@ _MODULES = {
     **{f"maporl.methods.{name.lower()}": name for name in _METHODS},
     "maporl.playground.arithmetic": "Arithmetic",
     "maporl.datasets.hops": "TinyHops",
-    "maporl.playground.parts": "Parts",
+    "maporl.methods.parts": "Parts",
     "maporl.playground.skills": "Skills",
     "maporl.datasets.tiny_programs": "TinyPrograms",
     "maporl.playground.warm_start": "warm_start",

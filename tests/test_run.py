@@ -6,7 +6,7 @@ import maporl.run
 from maporl import Chain, Debate
 from maporl.decoding import Sampling
 from maporl.errors import ConfigError
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict

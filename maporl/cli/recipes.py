@@ -126,9 +126,9 @@ def try_(
     It goes to a new temporary folder.
     """
     load_libraries()
+    from maporl.config.imports import extension
     from maporl.config.parse import apply_overrides
     from maporl.config.threads import threads_of
-    from maporl.playground.tiny_versions import tiny_version
     from maporl.report.page import write_report
     from maporl.runs.train import train
     from maporl.storage.run_folder import RunFolder
@@ -136,7 +136,7 @@ def try_(
     from maporl.validation.preflight import check_run
     from trl_ext.process.threads import use
 
-    values = tiny_version(name, "")
+    values = extension("maporl.methods.tiny_versions:tiny_version", "maporl recipes try")(name, "")
     folder = tempfile.mkdtemp(prefix=f"maporl-{Path(name).stem}-")  # not before the name is known to be a recipe's
     values["output_dir"] = f"{folder}/{Path(name).stem}"
     config = from_dict(apply_overrides(values, changes or []), name)

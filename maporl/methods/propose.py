@@ -18,7 +18,7 @@ from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.grading import LONGEST_LABEL
 from maporl.protocols.base import Play, Protocol, seats
-from maporl.tasks.documents import in_place_of_question
+from maporl.tasks.base import in_place_of_question
 from maporl.text import text_option
 from maporl.types import IN_PLAY, Act, Ask, Example, Grade, Utterance, user_says
 from trl_ext.ppo.options import Positive, option

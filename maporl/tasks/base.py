@@ -125,6 +125,16 @@ def tasks_by_name(task: Task, held_out: Task | None, curriculum: Iterable[tuple[
     return {f"{task.name}, train": task, **evaluation, **stages}
 
 
+def in_place_of_question(example: Example) -> bool:
+    """Return whether an example is a document to write questions on, as those of :class:`maporl.Documents` are, and no
+    question.
+
+    >>> in_place_of_question(Example("1", "A novel.", "", {"document": "A novel."})), in_place_of_question(Example("1", "Who?", "Emma"))
+    (True, False)
+    """  # noqa: E501
+    return bool(example.question) and example.meta.get("document") == example.question
+
+
 class ReadTask(Task):
     """A task that reads its first ``limit`` examples once and puts each question into ``instruction``.
 

@@ -16,7 +16,7 @@ TASKS = Parts(
         "toy_sum": "maporl.playground.arithmetic:Arithmetic",
         "toy_times": "maporl.playground.arithmetic:Arithmetic",
         "toy_skills": "maporl.playground.skills:Skills",
-        "toy_parts": "maporl.playground.parts:Parts",
+        "toy_parts": "maporl.methods.parts:Parts",
         "gsm8k": "maporl.datasets.gsm8k:GSM8K",
         "anli": "maporl.datasets.anli:ANLI",
         "tinygsm": "maporl.datasets.tinygsm:TinyGSM",
@@ -31,7 +31,7 @@ TASKS = Parts(
         "verifiers": "maporl.integrations.verifiers:Verifiers",
         "prompts": "maporl.tasks.prompts:PromptDataset",
         "mixture": "maporl.tasks.mixture:Mixture",
-        "documents": "maporl.tasks.documents:Documents",
+        "documents": "maporl.methods.documents:Documents",
         "triplets": "maporl.methods.triplets:Triplets",
     }
 )

@@ -25,8 +25,7 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.made_up import Players, Script, first_steps, rightness, silence
 from maporl.run import ResolvedRun
-from maporl.tasks.base import Task
-from maporl.tasks.documents import in_place_of_question
+from maporl.tasks.base import Task, in_place_of_question
 from maporl.team.loading import context_length
 from maporl.training.lonely import Grouping
 from maporl.types import Dialogue

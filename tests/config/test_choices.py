@@ -11,8 +11,8 @@ import pytest
 from maporl import Arithmetic
 from maporl.advantages.transforms import TRANSFORMS
 from maporl.config import validated
-from maporl.environments.games.kuhn import KuhnPoker
 from maporl.errors import ConfigError
+from maporl.methods.games.kuhn import KuhnPoker
 from maporl.protocols import PROTOCOLS
 from maporl.rewards.rules import RULES
 from maporl.schedules import OpponentPool, Schedule, Span

@@ -33,6 +33,8 @@ EXTENSIONS = {
     "datasets": Extension(("maporl.datasets",), {"task": {"name": "gsm8k"}}, "task.name: gsm8k"),
     "suites": Extension(("maporl.datasets",), ("eval", "configs/ppo/quickstart.yaml", "--suite", "math"), "maporl eval --suite"),
     "search": Extension(("maporl.datasets",), {"tools": {"search": {"use": "bm25", "options": {"corpus": "x"}}}}, "tools.search.use: bm25"),
+    "games": Extension(("maporl.methods",), {"protocol": {"name": "game", "game": "tictactoe"}}, "game: tictactoe"),
+    "tiny versions": Extension(("maporl.methods",), ("recipes", "try", "cory"), "maporl recipes try"),
     "loops": Extension(("maporl.loops",), {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}}, "loop:"),
     "crossplay": Extension(("maporl.studies.crossplay",), ("crossplay", "a", "b"), "maporl crossplay"),
     "compare": Extension(("maporl.studies.comparing",), ("compare", "a", "b", "-o", "x"), "maporl compare"),

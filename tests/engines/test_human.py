@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from maporl.cli.common import load_team_config
 from maporl.cli.main import app
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.report.read import read_run
 from maporl.run import ResolvedRun
 from maporl.runs.play import Game, told

@@ -127,7 +127,7 @@ def test_a_folder_without_a_benchmark_is_named(tmp_path):
 @pytest.mark.slow
 def test_the_command_prints_one_table_or_json(tmp_path):
     from maporl.config.parse import to_yaml
-    from maporl.playground.tiny_versions import tiny_version
+    from maporl.methods.tiny_versions import tiny_version
     from maporl.validation.load import from_dict
 
     file = tmp_path / "c.yaml"

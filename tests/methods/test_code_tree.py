@@ -9,7 +9,7 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
 from maporl.errors import ConfigError
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.runs.train import train
 from maporl.validation.load import from_dict
 from trl_ext.ppo.options import Decoding

@@ -9,7 +9,7 @@ from scripted_training import TokenScript, logprobs_alone, played
 
 from maporl.errors import ConfigError
 from maporl.methods.distillation import Distillation
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict
 

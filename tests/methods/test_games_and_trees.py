@@ -13,8 +13,8 @@ from scripted_training import played, recipe_values, route, rows, scripted_train
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import estimate
 from maporl.environments.games import GAMES, Game
-from maporl.environments.games.plan_path import STEPS, distances, step_to
 from maporl.errors import ConfigError
+from maporl.methods.games.plan_path import STEPS, distances, step_to
 from maporl.methods.games.sokoban import moved, solvable
 from maporl.methods.games.sudoku import solutions
 from maporl.protocols import PlayGame

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from maporl.cli.main import app
 from maporl.config.parse import read_yaml
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.protocols import turns_of
 from maporl.runs import train as run
 from maporl.validation import preflight as run_checks

@@ -18,7 +18,7 @@ from maporl.loops.section import DPOStage
 from maporl.loops.singles import BestOf, Threshold
 from maporl.loops.stages import completion_logprobs, train_stage
 from maporl.methods.agent_rlvr import Repair
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.rewards import assign_credit
 from maporl.rewards.build import build_sources
 from maporl.rewards.scoring import weighted_scores

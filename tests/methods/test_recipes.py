@@ -17,7 +17,7 @@ from maporl.config import files
 from maporl.config.files import recipe_folder
 from maporl.config.recipes import NEEDS, axes_of, by_axis, card_of, find, index_page, recipe_files
 from maporl.errors import ConfigError
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer

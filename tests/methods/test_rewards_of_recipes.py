@@ -10,7 +10,7 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.config.parse import read_yaml
 from maporl.errors import ConfigError
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.protocols import turns_of
 from maporl.run import ResolvedRun
 from maporl.team.memory import estimate

@@ -15,7 +15,7 @@ from maporl import Debate, Propose
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.methods.rl_anything import Consistency
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.protocols import build_protocol, speakers
 from maporl.protocols.judging import StepJudge, judge_of, judged
 from maporl.runs.train import train

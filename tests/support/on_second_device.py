@@ -16,7 +16,7 @@ from tiny_models import Plain
 from tiny_run import assert_same_end, config_of, end_of
 
 from maporl.config.recipes import recipe_files
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.runs import doctor
 from maporl.runs.build import build_trainer
 from maporl.runs.train import train

@@ -24,7 +24,7 @@ from maporl.config.recipes import recipe_file
 from maporl.engines.base import Request
 from maporl.errors import ConfigError, RunError
 from maporl.loops.run import run_loop
-from maporl.playground.tiny_versions import shrunk
+from maporl.methods.tiny_versions import shrunk
 from maporl.rewards import RewardFailure
 from maporl.rewards.rules import RULES
 from maporl.rollout.branching import BRANCHINGS

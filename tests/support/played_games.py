@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from scripted_training import grid_of, shown
 
-from maporl.environments.games.plan_path import STEPS, step_to
+from maporl.methods.games.plan_path import STEPS, step_to
 from maporl.types import Example
 
 

@@ -15,10 +15,10 @@ from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.text import reply_of, token_request
-from maporl.environments.games.plan_path import STEPS, distances, step_to
 from maporl.loops.run import Loop
 from maporl.loops.shards import dialogues_of
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.games.plan_path import STEPS, distances, step_to
+from maporl.methods.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
 from maporl.training.samples import TeamUpdateBatch

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from maporl import ClusterSection, RayBackend
 from maporl.config.recipes import recipe_files
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

@@ -15,7 +15,7 @@ from tiny_run import config_of, end_of
 
 from maporl.errors import ConfigError
 from maporl.integrations.ray import ray_backend
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer

@@ -15,7 +15,7 @@ from maporl.config.algorithm import AdvantageConfig, Algorithm
 from maporl.config.parse import read_values
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.runs.build import build_trainer
 from maporl.team.agents import Agent
 from maporl.team.team import Team

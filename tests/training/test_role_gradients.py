@@ -5,7 +5,7 @@ import torch
 from scripted_training import played
 
 from maporl.errors import ConfigError
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.report.audit import metric_counts
 from maporl.runs.build import build_trainer
 from maporl.training.role_gradients import RoleGradients

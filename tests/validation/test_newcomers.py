@@ -28,7 +28,7 @@ from maporl.config.safe_yaml import dump_yaml, parse_yaml
 from maporl.config.schema import TinySection
 from maporl.environments.build import TeamTools
 from maporl.errors import ConfigError, install_command, refuse
-from maporl.playground.tiny_versions import tiny_version
+from maporl.methods.tiny_versions import tiny_version
 from maporl.protocols import PROTOCOLS, Protocol, program
 from maporl.protocols.base import must_be_protocol
 from maporl.rewards.rules import RULES, Rule

@@ -11,10 +11,10 @@ from maporl.environments.games.base import IllegalMove as IllegalMove
 
 GAMES = Parts(
     {
-        "tictactoe": "maporl.environments.games.tictactoe:TicTacToe",
-        "kuhn_poker": "maporl.environments.games.kuhn:KuhnPoker",
+        "tictactoe": "maporl.methods.games.tictactoe:TicTacToe",
+        "kuhn_poker": "maporl.methods.games.kuhn:KuhnPoker",
         "prisoners_dilemma": "maporl.methods.games.prisoners:PrisonersDilemma",
-        "plan_path": "maporl.environments.games.plan_path:PlanPath",
+        "plan_path": "maporl.methods.games.plan_path:PlanPath",
         "path_plans": "maporl.methods.games.path_plans:PathPlans",
         "sokoban": "maporl.methods.games.sokoban:Sokoban",
         "sudoku": "maporl.methods.games.sudoku:Sudoku",

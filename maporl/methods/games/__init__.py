@@ -1,1 +1,1 @@
-"""Games that single papers or claims play (:data:`maporl.environments.games.GAMES`). Imports no torch."""
+"""Games that come with maporl (:data:`maporl.environments.games.GAMES`). Imports no torch."""

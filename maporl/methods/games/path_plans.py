@@ -7,7 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from maporl.environments.games.plan_path import STEPS, Cell, distances, drawn, step_to
+from maporl.methods.games.plan_path import STEPS, Cell, distances, drawn, step_to
 from maporl.methods.games.plans import Plans
 from trl_ext.ppo.options import option
 

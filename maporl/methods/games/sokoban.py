@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from maporl.environments.games.plan_path import STEPS, Cell, drawn
+from maporl.methods.games.plan_path import STEPS, Cell, drawn
 from maporl.methods.games.plans import Plans
 from trl_ext.ppo.options import option
 

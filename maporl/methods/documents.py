@@ -150,16 +150,6 @@ class Documents(Task):
         return self.asked.solution(example)
 
 
-def in_place_of_question(example: Example) -> bool:
-    """Return whether an example is a document to write questions on, as those of :class:`Documents` are, and no
-    question.
-
-    >>> in_place_of_question(Example("1", "A novel.", "", {"document": "A novel."})), in_place_of_question(Example("1", "Who?", "Emma"))
-    (True, False)
-    """  # noqa: E501
-    return bool(example.question) and example.meta.get("document") == example.question
-
-
 def pieces(text: str, longest: int) -> list[str]:
     r"""Return a text in parts of at most ``longest`` characters, each cut at the last empty line of its second half, or
     else at a space.

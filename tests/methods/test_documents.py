@@ -9,8 +9,8 @@ from scripted_training import recipe_values
 
 from maporl import Documents, Example, TaskError
 from maporl.errors import ConfigError
+from maporl.methods.documents import pieces
 from maporl.tasks import build_task
-from maporl.tasks.documents import pieces
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 

@@ -24,8 +24,8 @@ from maporl.environments.games import (
     Sudoku,
     TicTacToe,
 )
-from maporl.environments.games.plan_path import distances
 from maporl.integrations.text_arena import TextArena
+from maporl.methods.games.plan_path import distances
 from maporl.methods.games.sokoban import level, solvable
 from maporl.validation.load import from_dict
 
