@@ -66,6 +66,8 @@ MOVED = {
     "maporl.tasks.tinygsm": "maporl.datasets.tinygsm",
     "maporl.tasks.triplets": "maporl.methods.triplets",
     "maporl.tasks.verifiers": "maporl.integrations.verifiers",
+    "maporl.training.sft": "maporl.loops.sft",
+    "maporl.training.sft_options": "maporl.loops.sft_options",
 }
 """Old name -> new name. The modules within a package move with it, but for those that are named themselves."""
 

@@ -27,7 +27,7 @@ COMMANDS = {
         "check": "maporl.cli.train:check",
         "tools": "maporl.cli.train:tools",
         "record": "maporl.cli.train:record",
-        "sft": "maporl.cli.train:sft",
+        "sft": "maporl.loops.command:sft",
         "verifier": "maporl.verifier.command:app",
         "recipes": "maporl.cli.recipes:app",
     },

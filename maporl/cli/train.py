@@ -1,4 +1,4 @@
-"""``maporl train``, ``maporl check`` and ``maporl sft``: training a team, and checking a configuration before."""
+"""``maporl train``, ``maporl check`` and ``maporl record``: training a team, and what is done before."""
 
 import os
 from dataclasses import asdict
@@ -10,7 +10,6 @@ import typer
 from maporl.cli.common import ConfigFile, Overrides, Quiet, Values, echo, load_config, load_libraries
 from maporl.config.command_line import command
 from maporl.config.schema import Config
-from maporl.training.sft_options import SFTOptions
 
 Backend = Annotated[
     str | None,
@@ -135,53 +134,6 @@ def tools(
 
     for line in shown_tools(settings, agent):
         echo(line)
-
-
-@command
-def sft(
-    *,
-    output: Annotated[Path, typer.Option("--output", help="Folder for the trained policies; must be new.")],
-    values: Values = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    dialogues: Annotated[
-        Path | None,
-        typer.Option("--dialogues", help="Learn from these recorded debates instead of the task's solutions."),
-    ] = None,
-    best: Annotated[float, typer.Option("--best", help="Share of the debates to learn from, best first.")] = 0.1,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Questions to learn from; default: all.")] = None,
-    options: SFTOptions,
-    quiet: Quiet = False,
-) -> None:
-    """Train a team's policies by supervision, on the task's solutions or on the best of recorded debates."""
-    settings = load_config(values, config, set_)
-    load_libraries()
-    from transformers import set_seed
-
-    from maporl.config.threads import threads_of
-    from maporl.errors import ConfigError
-    from maporl.run import ResolvedRun
-    from maporl.team.team import Team
-    from maporl.training import sft as supervised
-    from trl_ext.process.threads import use
-
-    set_seed(settings.seed)
-    use(threads_of(settings))
-    if dialogues is not None:
-        team, material = Team.from_config(settings), supervised.best_debates(dialogues, best)
-    else:
-        run = ResolvedRun(settings)
-        team = Team.from_config(settings)
-        callers = [name for name, agent in settings.agents.items() if agent.tools] or list(settings.environments)
-        if callers:
-            raise ConfigError(
-                f"{callers[0]}: the task's solutions call no tools, so its policies would learn to call none; train on "
-                "recorded dialogues: maporl sft CONFIG --dialogues RUN/dialogues.jsonl"
-            )
-        material = supervised.solutions(team, run.task, run.protocol.opening, limit)
-    losses = supervised.train_supervised(settings, team, material, output, options, quiet)
-    for policy, loss in losses.items():
-        echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")
 
 
 def record(

@@ -15,4 +15,5 @@ folder before it and has random numbers of its own, so a resumed loop ends as on
 :mod:`maporl.loops.plan` checks the stages, :mod:`maporl.loops.builder` is the contract of what makes rows of dialogues,
 :mod:`maporl.loops.shards` collects those of a stage over rounds, :mod:`maporl.loops.rows` counts and writes them,
 and :mod:`maporl.loops.stages` trains on them. ``maporl.loops.run`` runs the whole, and measures each round.
+:mod:`maporl.loops.sft` trains a team by supervision before PPO (``maporl sft``).
 """

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from maporl.engines.transcript import written_transcripts
+from maporl.loops.sft import recorded_dialogues, spoken_by_team
 from maporl.rollout.episode import SpeakerSpec
 from maporl.team.team import Team
-from maporl.training.sft import recorded_dialogues, spoken_by_team
 from maporl.types import Dialogue
 
 

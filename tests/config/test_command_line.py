@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from maporl.cli.main import app
 from maporl.config.command_line import command
 from maporl.errors import ConfigError, RunError
-from maporl.training.sft_options import SFTOptions
+from maporl.loops.sft_options import SFTOptions
 from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOptions
 from reward_server.options import ServerOptions
 from trl_ext.process.interruptions import Interrupted

@@ -36,6 +36,7 @@ EXTENSIONS = {
     "games": Extension(("maporl.methods",), {"protocol": {"name": "game", "game": "tictactoe"}}, "game: tictactoe"),
     "tiny versions": Extension(("maporl.methods",), ("recipes", "try", "cory"), "maporl recipes try"),
     "loops": Extension(("maporl.loops",), {"loop": {"stages": [{"train": "sft", "build": "threshold"}]}}, "loop:"),
+    "sft": Extension(("maporl.loops",), ("sft", "configs/ppo/quickstart.yaml", "--output", "x"), "maporl sft"),
     "crossplay": Extension(("maporl.studies.crossplay",), ("crossplay", "a", "b"), "maporl crossplay"),
     "compare": Extension(("maporl.studies.comparing",), ("compare", "a", "b", "-o", "x"), "maporl compare"),
     "sharing": Extension(("maporl.studies.sharing",), ("sharing", "-o", "x"), "maporl sharing"),

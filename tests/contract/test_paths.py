@@ -224,7 +224,7 @@ PLACES = {
     "maporl/team/weights.py:load_trained_weights": lambda folder, patch: load_trained_weights({EVIL: policy()}, folder),
     "maporl/team/saving.py:SavedTeam.save": lambda folder, patch: record(folder, saves=True),
     "maporl/team/saving.py:SavedTeam.save, a tokenizer": lambda folder, patch: record(folder, saves=False),
-    "maporl/training/sft.py:_train_policies": supervise,
+    "maporl/loops/sft.py:_train_policies": supervise,
     "maporl/training/team_loop.py:TeamLoop.save_learner_policy": lambda folder, patch: of_class(
         MultiAgentPPOTrainer, learning=Thing(save_policy=lambda *a: None)
     ).save_learner_policy(EVIL, folder),
@@ -258,7 +258,7 @@ OTHERWISE = {
     "maporl/integrations/exporting/folders.py:Folders._copy": {"file.name"},
     "maporl/integrations/exporting/folders.py:Folders.write": {"name"},
     "maporl/integrations/exporting/serving.py:write_texts": {"name"},
-    "maporl/cli/train.py:sft": {"policy"},  # is shown
+    "maporl/loops/command.py:sft": {"policy"},  # is shown
     "trl_ext/files/manifest.py:verify": {"name"},  # every name of a manifest is checked when it is read
     # names of what the folder has already
     "maporl/runs/dump.py:dump": {"name"},

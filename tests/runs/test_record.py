@@ -12,10 +12,10 @@ from maporl.cli.main import app
 from maporl.config.parse import to_yaml
 from maporl.engines.transcript import supervised_rows
 from maporl.errors import ConfigError
+from maporl.loops.sft import best_debates, spoken_by_team, train_supervised
 from maporl.runs.play import Game
 from maporl.runs.record import record
 from maporl.team.team import Team
-from maporl.training.sft import best_debates, spoken_by_team, train_supervised
 
 
 def talk(question, base_url):

@@ -23,12 +23,12 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl import Agent, Arithmetic, Team
 from maporl.config.schema import WarmStartSection
+from maporl.loops.sft import solutions, train_supervised
+from maporl.loops.sft_options import SFTOptions
 from maporl.playground.warm_start import warm_start
 from maporl.protocols import build_protocol
 from maporl.runs.build import build_player, build_trainer
 from maporl.team.loading import load_agents, load_tokenizers
-from maporl.training.sft import solutions, train_supervised
-from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 from maporl.verifier.cotraining import CoTraining

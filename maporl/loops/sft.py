@@ -17,6 +17,7 @@ from maporl.config.schema import Config
 from maporl.engines.transcript import supervised_rows
 from maporl.errors import ConfigError
 from maporl.from_trl import SFTConfig, SFTTrainer
+from maporl.loops.sft_options import SFTOptions
 from maporl.report.charts import finite
 from maporl.report.files import unlike
 from maporl.rollout.agent_tools import formats_of_schemas, tools_of_team
@@ -26,7 +27,6 @@ from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.text import well_formed_json
 from maporl.training.args import name_of_run
-from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Utterance, from_record
 from trl_ext.files.atomic import new_folder
 from trl_ext.files.jsonl import whole_lines

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SFTOptions:
-    """How :func:`maporl.training.sft.train_supervised` trains: passes over the data, learning rate, rows of a step."""
+    """How :func:`maporl.loops.sft.train_supervised` trains: passes over the data, learning rate, rows of a step."""
 
     epochs: float = 1.0
     learning_rate: float = 5e-5

@@ -18,13 +18,13 @@ from maporl import Agent, Arithmetic, Team
 from maporl.cli.main import app
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
+from maporl.loops.sft import best_debates, solutions, train_supervised
+from maporl.loops.sft_options import SFTOptions
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.build import build_sources
 from maporl.rewards.scoring import fill_in
 from maporl.runs import train as run
 from maporl.storage.run_folder import RunExists
-from maporl.training.sft import best_debates, solutions, train_supervised
-from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Example, Grade, Utterance, to_record
 from maporl.validation.load import from_dict
 from maporl.verifier.options import TrainOptions
