@@ -66,6 +66,7 @@ MOVED = {
     "maporl.tasks.tinygsm": "maporl.datasets.tinygsm",
     "maporl.tasks.triplets": "maporl.methods.triplets",
     "maporl.tasks.verifiers": "maporl.integrations.verifiers",
+    "maporl.training.role_gradients": "maporl.methods.role_gradients",
     "maporl.training.sft": "maporl.loops.sft",
     "maporl.training.sft_options": "maporl.loops.sft_options",
 }

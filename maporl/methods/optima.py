@@ -2,8 +2,14 @@
 
 from dataclasses import dataclass
 
+from maporl.config.schema import RewardSection
+from maporl.errors import ConfigError
+from maporl.rewards.base import RewardSource, Values
+from maporl.rewards.build import Voices
+from maporl.rewards.likelihood import Nll
 from maporl.rewards.rule import Credits, Rule
-from maporl.types import Dialogue
+from maporl.tasks.base import Task
+from maporl.types import Dialogue, Utterance
 from trl_ext.ppo.options import option
 
 
@@ -27,7 +33,7 @@ class LengthShare(Rule):
 @dataclass(frozen=True)
 class Readability(Rule):
     """Adds ``weight`` divided by the largest ``nll`` of a dialogue's utterances
-    (:class:`maporl.rewards.likelihood.Likelihood`).
+    (:class:`Likelihood`).
 
     A smaller one counts as ``least``, because words that are nearly certain would otherwise be worth more than any
     answer. A dialogue whose utterances all lack the reward keeps its credits.
@@ -56,3 +62,42 @@ class Readability(Rule):
             added = self.weight / max(self.least, *nlls) if nlls else 0.0
             result.append({key: value + added for key, value in credit.items()})
         return result
+
+
+class Likelihood(RewardSource):
+    """The reward ``nll``: the mean negative log-probability of an utterance's tokens under the weights before training.
+
+    It is high for words that a language model would not write, so it measures how hard talk is to read (Optima, arXiv
+    2410.08115). Give it weight 0, and let the rule ``readability`` read it. An utterance without token ids has no
+    value.
+    """
+
+    def __init__(self, nll: Nll):
+        self.nll = nll
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """Return the number of every utterance. An utterance that dialogues share is computed once."""
+        shared: dict[tuple, Utterance] = {}
+        for d in dialogues:
+            for u in d.utterances:
+                if u.policy and u.response_ids and "nll" not in u.rewards:
+                    shared.setdefault(_name(d, u), u)
+        nlls = dict(zip(shared, self.nll(list(shared.values())), strict=True))
+        return [[nlls.get(_name(d, u)) for u in d.utterances] for d in dialogues]
+
+
+def _name(dialogue: Dialogue, utterance: Utterance) -> tuple:
+    if utterance.sample is not None:
+        return dialogue.prompt, utterance.sample
+    return dialogue.prompt, dialogue.rollout, dialogue.without, utterance.id
+
+
+def build(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return how unlikely an utterance is to the weights before training, in nats a token.
+
+    Raises:
+        ConfigError: no team plays.
+    """
+    if voices is None:
+        raise ConfigError("reward.sources: nll asks the weights before training, which only a team that plays has")
+    return Likelihood(voices.nll)

@@ -22,7 +22,6 @@ from maporl.rewards.labels import (
     tokens,
     verdict,
 )
-from maporl.rewards.likelihood import Likelihood
 from maporl.types import Message, Utterance
 
 
@@ -60,13 +59,6 @@ def _judge(section: RewardSection, voices: Voices | None) -> RewardSource:
     return PointwiseJudge(section.judge, voices.speak)
 
 
-def _likelihood(section: RewardSection, voices: Voices | None) -> RewardSource:
-    """Return how unlikely an utterance is to the weights before training, in nats a token."""
-    if voices is None:
-        raise ConfigError("reward.sources: nll asks the weights before training, which only a team that plays has")
-    return Likelihood(voices.nll)
-
-
 Builder = Callable[[RewardSection, Voices | None], RewardSource]
 
 SOURCES = Parts(
@@ -87,7 +79,7 @@ SOURCES = Parts(
         "verifier": "maporl.verifier.source:build",
         "judge": _judge,
         "arena": "maporl.methods.arenarl:build",
-        "nll": _likelihood,
+        "nll": "maporl.methods.optima:build",
         "annotator": "maporl.methods.oni:build",
         "judgement": "maporl.methods.reseek:build",
     }

@@ -40,7 +40,6 @@ from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.check import check_kinds, fitting, value_range
 from maporl.training.learns_from import MOST_UPDATES, learns_from, who_learns
 from maporl.training.lonely import Grouping, lonely_groups
-from maporl.training.role_gradients import RoleGradients
 from trl_ext.learning.config import check_args
 from trl_ext.trainer.scoring import RewardFunction
 
@@ -223,10 +222,12 @@ class RunParts:
         algorithms = self.algorithms()
         return [told, *learns_from(self.reward, algorithms, self.branching, self.args, learners)]
 
-    def role_gradients(self) -> RoleGradients | None:
+    def role_gradients(self) -> Any:
         """Return what measures and balances the gradients of roles, or None if nothing does."""
         every, balance = self.args.role_gradients, self.args.balance
-        return RoleGradients(every, balance) if every or balance == "role" else None
+        if not every and balance != "role":
+            return None
+        return extension("maporl.methods.role_gradients:RoleGradients", "training.role_gradients")(every, balance)
 
     def learning_roles(self) -> dict[str, str | None]:
         """Return the agents that play and have a policy that is trained, with their own roles."""

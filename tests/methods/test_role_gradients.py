@@ -5,10 +5,10 @@ import torch
 from scripted_training import played
 
 from maporl.errors import ConfigError
+from maporl.methods.role_gradients import RoleGradients
 from maporl.methods.tiny_versions import tiny_version
 from maporl.report.audit import metric_counts
 from maporl.runs.build import build_trainer
-from maporl.training.role_gradients import RoleGradients
 from maporl.validation.load import from_dict
 
 
