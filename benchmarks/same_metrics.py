@@ -38,8 +38,8 @@ from pathlib import Path
 from maporl.config.parse import read_yaml
 try:
     from maporl.methods.tiny_versions import tiny_version
-except ModuleNotFoundError:  # a checkout from before the playground was a package
-    from maporl.config.recipes import tiny_version
+except ModuleNotFoundError:  # a checkout from before they were a module of maporl.methods
+    from maporl.playground.tiny_versions import tiny_version
 from maporl.runs.train import train
 from maporl.validation.load import from_dict
 name, folder = sys.argv[1:]
