@@ -41,7 +41,7 @@ _MODULES = {
     "maporl.environments.games": "Game GAMES IllegalMove",
     "maporl.environments.trial": "check_environment",
     "maporl.errors": "ConfigError RunError UserError",
-    "maporl.evaluation.crossplay": "CrossPlay CrossTeam",
+    "maporl.studies.crossplay.result": "CrossPlay CrossTeam",
     "maporl.evaluation.metrics": "Evaluation Share",
     **{f"maporl.methods.{name.lower()}": name for name in _METHODS},
     "maporl.playground.arithmetic": "Arithmetic",

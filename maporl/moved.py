@@ -37,6 +37,7 @@ MOVED = {
     "maporl.environments.search_words": "maporl.datasets.search_words",
     "maporl.environments.triplets": "maporl.methods.triplets",
     "maporl.environments.trl": "maporl.integrations.trl",
+    "maporl.evaluation.crossplay": "maporl.studies.crossplay.result",
     "maporl.hub": "maporl.integrations.hub",
     "maporl.planning": "maporl.studies.planning",
     "maporl.playground.hops": "maporl.datasets.hops",

@@ -10,9 +10,9 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
+from maporl.config.imports import extension
 from maporl.config.safe_yaml import read_yaml_file
 from maporl.errors import RunError, one_line
-from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
 from maporl.text import visible
 from trl_ext.errors import retold
@@ -135,9 +135,9 @@ def unlike(what: str, then: str = "", kind: type[Exception] = DamagedRecord) -> 
     return retold(other, lambda error: kind(f"{what} ({error!r:.200}){then}"))
 
 
-def read_crossplay(file: Path) -> CrossPlay | None:
-    """Return the cross-play in a run's folder, if it names the run. A copied or renamed folder may hold that of another
-    run.
+def read_crossplay(file: Path) -> Any:
+    """Return the cross-play in a run's folder (:class:`maporl.CrossPlay`), if it names the run. A copied or renamed
+    folder may hold that of another run.
 
     Raises:
         RunError: the file cannot be read.
@@ -146,7 +146,7 @@ def read_crossplay(file: Path) -> CrossPlay | None:
     if (content := _json(file)) is None:
         return None
     with unlike(f"{file}: is not a cross-play", "; write it again, or remove it"):
-        play = CrossPlay.from_json(content)
+        play = extension("maporl.studies.crossplay.result:CrossPlay", "cross-play").from_json(content)
         named = any(Path(name).name == file.resolve().parent.name for name in play.runs)
         return play if named else None
 

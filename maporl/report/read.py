@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from maporl.errors import RunError
-from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
 from maporl.report.files import is_there, read_config, read_crossplay, read_evaluation, read_lines, unlike
 from maporl.storage.run_folder import LEARNS_FROM, has_final
@@ -48,9 +47,9 @@ class Recorded:
 @dataclass
 class Run:
     """The records of a run folder. ``dialogues`` are those that are kept; ``recorded`` counts all that were read.
-    ``crossplay`` is the latest cross-play that the run took part in. ``learns_from`` says what the team learns from, as
-    the run recorded it. ``damaged`` names in sentences what could not be read of the records: it is left out of all the
-    rest. ``kept`` is for what is made of the run once.
+    ``crossplay`` is the latest :class:`maporl.CrossPlay` that the run took part in. ``learns_from`` says what the team
+    learns from, as the run recorded it. ``damaged`` names in sentences what could not be read of the records: it is
+    left out of all the rest. ``kept`` is for what is made of the run once.
     """
 
     folder: Path
@@ -61,7 +60,7 @@ class Run:
     before: Evaluation | None = None
     after: Evaluation | None = None
     finished: bool = False
-    crossplay: CrossPlay | None = None
+    crossplay: Any = None
     learns_from: tuple[str, ...] = ()
     damaged: list[str] = field(default_factory=list)
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import numbers_of
 from maporl.report.charts import finite
 from maporl.report.counts import Counts, counts_of
@@ -66,7 +65,7 @@ def _share(right: list[bool] | None) -> str:
     return f"{sum(right) / len(right):.1%}" if right else NONE
 
 
-def crossplay(play: CrossPlay) -> dict[str, Any]:
-    """The matrix of cross-play, as values that JSON can hold."""
+def crossplay(play: Any) -> dict[str, Any]:
+    """The matrix of a :class:`maporl.CrossPlay`, as values that JSON can hold."""
     rows = [[{name: finite(n) for name, n in numbers_of(share).items()} for share in row] for row in play.matrix()]
     return {"runs": list(play.runs), "seats": list(play.seats), "cells": rows, "about": said("cells", play)}

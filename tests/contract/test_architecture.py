@@ -24,7 +24,7 @@ COUNTED = re.compile(r"(\| [\d,]+) \| [\d,]+ \|$", re.MULTILINE)
 LIGHT = (
     "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.guard", "maporl.schedules", "maporl.http_client", "maporl.event_loop",
     "maporl.storage", "maporl.config",
-    "maporl.evaluation", "maporl.datasets", "maporl.tasks", "maporl.methods.documents", "maporl.methods.parts",
+    "maporl.evaluation", "maporl.studies.crossplay.result", "maporl.datasets", "maporl.tasks", "maporl.methods.documents", "maporl.methods.parts",
     "maporl.playground.arithmetic", "maporl.methods.games", "maporl.methods.tiny_versions", "maporl.protocols", "maporl.report", "maporl.integrations.hub", "maporl.rewards.shaping",
     "maporl.rewards.rules", "maporl.rewards.build", "maporl.loops.plan", "trl_ext.ppo.options", "trl_ext.copies", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
     "trl_ext.process.random_states", "trl_ext.process.servant", "trl_ext.process.waits",

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 from crossplay_runs import TWO, played
 
-from maporl.evaluation.crossplay import seatings
 from maporl.evaluation.metrics import Difference, Share
 from maporl.report.counts import Calls, Case
 from maporl.report.exhibits import Shown
 from maporl.report.findings import FINDINGS, said
 from maporl.report.groups import Pace
 from maporl.studies.crossplay.alpha_rank import with_survival
+from maporl.studies.crossplay.result import seatings
 from maporl.types import Dialogue, Example, Utterance
 
 

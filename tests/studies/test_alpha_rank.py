@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from crossplay_runs import TWO, played
 
-from maporl.evaluation.crossplay import seatings
 from maporl.studies.crossplay.alpha_rank import alpha_rank, with_survival
+from maporl.studies.crossplay.result import seatings
 
 ROCK_PAPER_SCISSORS = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
 ASYMMETRIC = np.array([[0.5, 0.1, 0.3], [0.2, 0.6, 0.4], [0.7, 0.0, 0.35]])

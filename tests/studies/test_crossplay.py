@@ -64,8 +64,8 @@ def test_the_command_plays_draws_and_reports_and_its_diagonal_is_what_eval_says(
 
 def test_a_mixed_team_is_the_agents_of_both_runs(runs):
     """ann of the first run and bob of the second, put together by hand, say the same as in cross-play."""
-    from maporl.evaluation.crossplay import final_right
     from maporl.runs.build import build_player, load_checkpoint_weights
+    from maporl.studies.crossplay.result import final_right
 
     entrants = read_entrants([str(run) for run in runs[:2]])
     play = play_crossplay(entrants, 64, quiet=True)

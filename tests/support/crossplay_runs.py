@@ -5,8 +5,8 @@ from tiny_run import TINY
 from typer.testing import CliRunner
 
 from maporl.cli.main import app
-from maporl.evaluation.crossplay import CrossPlay, CrossTeam
 from maporl.runs.train import train
+from maporl.studies.crossplay.result import CrossPlay, CrossTeam
 from maporl.validation.load import from_dict
 
 

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from maporl import Arithmetic
-from maporl.evaluation.crossplay import final_right
 from maporl.evaluation.metrics import evaluate_dialogues
 from maporl.grading import canonical, find_label, grade_label, grade_mathematics, same_answer
+from maporl.studies.crossplay.result import final_right
 from maporl.tasks import ANLI, GSM8K, Mathematics, TaskError, TinyGSM
 from maporl.types import Dialogue, Example, Grade, Utterance
 

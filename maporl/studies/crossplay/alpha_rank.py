@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from maporl.evaluation.crossplay import CrossPlay
+from maporl.studies.crossplay.result import CrossPlay
 
 ALPHA = 1.0
 POPULATION = 50

@@ -8,7 +8,7 @@ import typer
 
 from maporl.cli.common import Overrides, echo, quiet_libraries, split_words
 from maporl.config.command_line import command
-from maporl.evaluation.crossplay import MOST_TEAMS
+from maporl.studies.crossplay.result import MOST_TEAMS
 
 
 @command
@@ -43,10 +43,10 @@ def crossplay(
     names, overrides = split_words(runs)
     quiet_libraries()
     from maporl.cli.common import Screen
-    from maporl.evaluation.tables import crossplay_table
     from maporl.report.findings import said
     from maporl.studies.crossplay.entrants import read_entrants
     from maporl.studies.crossplay.play import play_crossplay, write_crossplay
+    from maporl.studies.crossplay.table import crossplay_table
 
     entrants = read_entrants(names, [*(set_ or []), *overrides])
     play = play_crossplay(entrants, teams)

@@ -13,7 +13,6 @@ from transformers import set_seed
 
 from maporl.config.schema import AgentSection, RewardSection
 from maporl.errors import RunError
-from maporl.evaluation.crossplay import CrossPlay, CrossTeam, Right, final_right, seatings
 from maporl.report.read import CROSSPLAY
 from maporl.rewards.base import RewardSource
 from maporl.rewards.likelihood import asks_untrained
@@ -23,6 +22,7 @@ from maporl.run import ResolvedRun
 from maporl.runs.build import find_device, player_of, ready_to_play
 from maporl.studies.crossplay.alpha_rank import with_survival
 from maporl.studies.crossplay.entrants import Entrant, seats_of, shared_questions
+from maporl.studies.crossplay.result import CrossPlay, CrossTeam, Right, final_right, seatings
 from maporl.tasks import Task
 from maporl.team.agents import Agent
 from maporl.team.loading import Bases, base_key, load_agents, load_tokenizers
@@ -133,7 +133,7 @@ def _prefix(run: int, policy: str = "") -> str:
 
 
 def play_crossplay(entrants: Sequence[Entrant], most: int, quiet: bool = False) -> CrossPlay:
-    """Evaluate the teams that :func:`maporl.evaluation.crossplay.seatings` names.
+    """Evaluate the teams that :func:`maporl.studies.crossplay.result.seatings` names.
 
     All teams answer the same questions, with the same seed and at the same temperature. An agent keeps its model, its
     tokenizer, its chat template, its system prompt and its call format. Agents with weights answer by the
