@@ -9,13 +9,17 @@ and not answer by answer (tests/integrations/tinker/test_tinker_equal.py has the
 
 import argparse
 import json
+import math
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import yaml
+from learning import T95
+from machine import machine
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests/support"))
@@ -49,6 +53,16 @@ def trained(values: dict) -> dict:
     return {"before": before, "after": after, "seconds": time.perf_counter() - began}
 
 
+def compared(rows: list[dict]) -> dict:
+    """Return the mean accuracies of the last turn at the end, in per cent, and the difference with half the width of
+    its 95% interval over seeds."""
+    ends = {where: [100 * row[where]["after"] for row in rows] for where in ("here", "service")}
+    differences = [there - here for here, there in zip(*ends.values(), strict=True)]
+    half = T95[len(rows)] * statistics.stdev(differences) / math.sqrt(len(rows)) if len(rows) > 1 else math.inf
+    means = {where: statistics.fmean(values) for where, values in ends.items()}
+    return means | {"difference": statistics.fmean(differences), "half": half}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1)
@@ -72,7 +86,8 @@ def main() -> None:
             stub.close()
             print(json.dumps(rows[-1]), flush=True)
     if options.output is not None:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+        about = {"machine": machine(), "updates": options.updates, "runs": rows, "compared": compared(rows)}
+        options.output.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import sys
 from contextlib import contextmanager
 
@@ -160,6 +161,18 @@ def test_the_page_on_algorithms_says_what_the_runs_came_to():
             assert f" | {mean:.1f} | {told['difference']:+.1f} ({low:+.1f} to {high:+.1f}): " in page
     assert {name.rpartition("-")[2] for world in worlds.values() for name in world["runs"]} == set("01234")
     assert worlds["critic, quickstart"]["runs"]["hl_gauss-0"]["measures"]["final turn"] == 75.0
+
+
+def test_the_page_says_how_a_team_learns_on_a_service():
+    page = (ROOT / "docs/howto/tinker.md").read_text(encoding="utf-8")
+    report = json.loads((ROOT / "benchmarks/results/tinker_learning.json").read_text())
+    told = report["compared"]
+    assert [row["seed"] for row in report["runs"]] == [0, 1, 2, 3, 4]
+    for where in ("here", "service"):
+        assert told[where] == pytest.approx(statistics.fmean(100 * row[where]["after"] for row in report["runs"]))
+    low, high = (told["difference"] + sign * told["half"] for sign in (-1, 1))
+    ends = f"{told['service']:.1f}% there and {told['here']:.1f}% here"
+    assert f"{ends} ({told['difference']:+.1f}, {low:+.1f} to {high:+.1f})" in page
 
 
 def test_the_page_says_what_answers_in_json_came_to():
