@@ -31,6 +31,7 @@ from maporl.config.algorithm import AdvantageConfig
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, lacking
 from trl_ext.errors import is_users, retold
+from trl_ext.process.parsing import parsed
 
 _WORD = r"[^\W\d]\w*"
 _IMPORT = re.compile(rf"(?!.*\.py:){_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*")
@@ -159,7 +160,7 @@ def program_name() -> str | None:
 def _is_guarded(file: Path) -> bool:
     """Return whether a program has a part of its own that an import leaves out."""
     try:
-        statements = ast.parse(file.read_bytes()).body
+        statements = parsed(file.read_bytes()).body
     except (OSError, ValueError, SyntaxError):
         return False
     tests = [ast.unparse(statement.test) for statement in statements if isinstance(statement, ast.If)]

@@ -22,6 +22,7 @@ from maporl.tasks.lessons import Lessons
 from maporl.text import asked_with, code_of
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, option
+from trl_ext.process.parsing import parsed
 
 if TYPE_CHECKING:
     from maporl.sandbox.outcomes import Outcome
@@ -326,7 +327,7 @@ def proves_little(example: Example) -> bool:
     first = True
     try:
         for test in example.meta["tests"]:
-            (node,) = ast.parse(test).body
+            (node,) = parsed(test).body
             if not isinstance(node, ast.Assert):
                 return False
             (call,) = [n for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == name]  # fmt: skip  # noqa: E501
@@ -353,7 +354,7 @@ def _failed(outcomes: "Sequence[Outcome]") -> str:
 def _rewritten(test: str, name: str, reference: str) -> tuple[list[str], str]:
     """The tests in the body of ``check``, with the function's name for ``candidate``, and what runs before them."""
     try:
-        tree = ast.parse(test)
+        tree = parsed(test)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"has a test that is not Python: {error}") from None
     check = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "check" and n.args.args), None)
@@ -413,7 +414,7 @@ def _helpers(reference: str, name: str, tests: str, alias: str = "") -> str:
     """A reference's functions, constants and imports that tests use beside ``name``, which they may call ``alias``."""
     # instances of its classes are inputs, and so the program's own
     try:
-        body, used = ast.parse(reference).body, {n.id for n in ast.walk(ast.parse(tests)) if isinstance(n, ast.Name)}
+        body, used = parsed(reference).body, {n.id for n in ast.walk(parsed(tests)) if isinstance(n, ast.Name)}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     kinds = ast.FunctionDef | ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from maporl.environments.base import Tool
+from trl_ext.process.parsing import parsed
 
 LONGEST = 200
 """Most characters of an expression."""
@@ -50,7 +51,7 @@ def value_of(expression: str) -> str:
         raise ValueError(f"the expression has {len(expression)} characters; at most {LONGEST} are read")
     text = expression.strip().rstrip("=").replace("×", "*").replace("÷", "/").replace("^", "**").replace(",", "")
     try:
-        tree = ast.parse(text, mode="eval")
+        tree = parsed(text, "eval")
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError(f"{expression!r:.80} is not an arithmetic expression") from None
     value = _value(tree.body, text)

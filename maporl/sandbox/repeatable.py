@@ -8,6 +8,8 @@ its own outcome only.
 import ast
 import re
 
+from trl_ext.process.parsing import parsed
+
 _ATTRIBUTES = {"now", "today", "utcnow", "SystemRandom", "urandom", "getrandom"}
 """These words say it, whatever they are an attribute of."""
 _FUNCTIONS = {
@@ -33,7 +35,7 @@ def repeatable(code: str) -> bool:
     if not _WORDS.search(code):
         return True
     try:
-        nodes = list(ast.walk(ast.parse(code)))
+        nodes = list(ast.walk(parsed(code)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True  # it fails, every time
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}

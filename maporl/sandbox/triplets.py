@@ -4,7 +4,6 @@ Questions are made of programs, and of what a proposer says, for the tool and th
 running programs in the sandbox.
 """
 
-import ast
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.repeatable import repeatable
 from maporl.sandbox.sandbox import Limits
 from maporl.text import code_of, spoken
+from trl_ext.process.parsing import literal_of
 
 KINDS = ("deduction", "abduction", "induction")
 """What is to be found: the output, an input, or the program."""
@@ -105,7 +105,7 @@ def checked(pool: SandboxPool, program: str, inputs: Sequence[str]) -> list[str]
 def values(pool: SandboxPool, program: str, inputs: Sequence[str]) -> list[str] | None:
     """Return what f returns for each of ``inputs``, as Python writes it, or None if one is not a literal or the program
     fails."""
-    argument_tuples = [ast.literal_eval(f"({one},)") for one in inputs]
+    argument_tuples = [literal_of(f"({one},)") for one in inputs]
     code = f"{program}\n\ndef values_of_f():\n    return [repr(f(*given)) for given in {argument_tuples!r}]\n"
     with pool.one() as sandbox:
         results = sandbox.execute(code, "values_of_f").value
@@ -144,6 +144,6 @@ def literal(text: str) -> tuple[Any] | None:
     if len(text) > LONGEST:
         return None
     try:
-        return (ast.literal_eval(text.strip()),)
+        return (literal_of(text.strip()),)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None

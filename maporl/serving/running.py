@@ -30,6 +30,7 @@ from maporl.text import printable
 from trl_ext.errors import is_users
 from trl_ext.process.group_watchdog import forget, watch
 from trl_ext.process.inherited import inherited
+from trl_ext.process.parsing import parsed
 from trl_ext.process.waits import Threads, check, pause
 
 LAST_LINES = 20
@@ -91,7 +92,7 @@ def own_clients(function: Function) -> str:
 def _calls(source: str) -> list[ast.Call]:
     """Return the calls in a file, or none if it tells its clients their addresses later, or is broken by now."""
     with contextlib.suppress(SyntaxError, ValueError):
-        nodes = ast.walk(ast.parse("" if "with_options(" in source else source))
+        nodes = ast.walk(parsed("" if "with_options(" in source else source))
         return [node for node in nodes if isinstance(node, ast.Call)]
     return []
 
