@@ -33,8 +33,6 @@ from trl_ext.models.forward import cache_arguments
 
 CLIENTS = (1, 8, 32)
 TOPICS = ("the sea", "a clock", "winter", "bread", "a bridge", "maps", "an owl", "rivers", "glass", "a train")
-
-
 NUMBERS = itertools.count(1000)
 
 

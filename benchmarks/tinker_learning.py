@@ -9,16 +9,13 @@ and not answer by answer (tests/integrations/tinker/test_tinker_equal.py has the
 
 import argparse
 import json
-import math
 import shutil
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import yaml
-from learning import T95
 from machine import machine
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +24,7 @@ sys.path.append(str(ROOT / "tests/support"))
 from tinker_stub import Stub  # noqa: E402
 
 from maporl.runs.build import build_trainer  # noqa: E402
+from maporl.studies.comparing.study import Measured, compared  # noqa: E402
 from maporl.validation.load import from_dict  # noqa: E402
 
 
@@ -53,14 +51,14 @@ def trained(values: dict) -> dict:
     return {"before": before, "after": after, "seconds": time.perf_counter() - began}
 
 
-def compared(rows: list[dict]) -> dict:
-    """Return the mean accuracies of the last turn at the end, in per cent, and the difference with half the width of
-    its 95% interval over seeds."""
-    ends = {where: [100 * row[where]["after"] for row in rows] for where in ("here", "service")}
-    differences = [there - here for here, there in zip(*ends.values(), strict=True)]
-    half = T95[len(rows)] * statistics.stdev(differences) / math.sqrt(len(rows)) if len(rows) > 1 else math.inf
-    means = {where: statistics.fmean(values) for where, values in ends.items()}
-    return means | {"difference": statistics.fmean(differences), "half": half}
+def ends(rows: list[dict]) -> dict:
+    """Return the means of the last turn's accuracy at the end, in per cent, and their difference over seeds."""
+    found = {
+        (where, row["seed"]): Measured({"final turn": 100 * row[where]["after"]}, {})
+        for row in rows
+        for where in ("service", "here")
+    }
+    return compared(found)["final turn"]
 
 
 def main() -> None:
@@ -86,7 +84,7 @@ def main() -> None:
             stub.close()
             print(json.dumps(rows[-1]), flush=True)
     if options.output is not None:
-        about = {"machine": machine(), "updates": options.updates, "runs": rows, "compared": compared(rows)}
+        about = {"machine": machine(), "updates": options.updates, "runs": rows, "compared": ends(rows)}
         options.output.write_text(json.dumps(about, indent=1) + "\n")
 
 

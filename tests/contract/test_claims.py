@@ -169,10 +169,13 @@ def test_the_page_says_how_a_team_learns_on_a_service():
     told = report["compared"]
     assert [row["seed"] for row in report["runs"]] == [0, 1, 2, 3, 4]
     for where in ("here", "service"):
-        assert told[where] == pytest.approx(statistics.fmean(100 * row[where]["after"] for row in report["runs"]))
-    low, high = (told["difference"] + sign * told["half"] for sign in (-1, 1))
-    ends = f"{told['service']:.1f}% there and {told['here']:.1f}% here"
-    assert f"{ends} ({told['difference']:+.1f}, {low:+.1f} to {high:+.1f})" in page
+        assert told["means"][where] == pytest.approx(
+            statistics.fmean(100 * row[where]["after"] for row in report["runs"])
+        )
+    apart = told["differences"]["here"]
+    low, high = (apart["difference"] + sign * apart["half"] for sign in (-1, 1))
+    ends = f"{told['means']['service']:.1f}% there and {told['means']['here']:.1f}% here"
+    assert f"{ends} ({apart['difference']:+.1f}, {low:+.1f} to {high:+.1f})" in page
 
 
 def test_the_page_says_what_answers_in_json_came_to():

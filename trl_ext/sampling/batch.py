@@ -15,7 +15,7 @@ from trl_ext.ppo.batch import PADDING
 from trl_ext.ppo.options import Decoding
 from trl_ext.process.random_states import number_of
 from trl_ext.sampling.grammar import next_masks
-from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache, join_caches
+from trl_ext.sampling.kv_cache import HEAD, KVCache, Place, assemble, empty_cache, join_caches
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.recorded_step import FEWEST_STEPS, RecordedStep, records
 from trl_ext.sampling.request import Draw, TokenRequest
@@ -303,8 +303,8 @@ class Batch:
         if self.states is not None:
             leaving = sorted(set(range(len(self.rows))) - set(positions))
             names = [self.rows[p].name(self.rows[p].read_ids) for p in leaving]
-            # a name has two parts before the tokens, and the last token has been sampled and not been read
-            self.states.keep(names, self.cache, self.mask, leaving, [len(name) - 3 for name in names])
+            # the last token has been sampled and not been read
+            self.states.keep(names, self.cache, self.mask, leaving, [len(name) - HEAD - 1 for name in names])
         if positions:
             index = torch.tensor(positions, device=self.device)
             self.cache.batch_select_indices(index)

@@ -37,6 +37,10 @@ def plain_states(model: Any) -> str:
     return "windowed" if local or DynamicSlidingWindowLayer in kinds else "everywhere"
 
 
+HEAD = 2
+"""The parts of a conversation's name before its tokens: a policy, and a regime of positions."""
+
+
 @dataclass(eq=False)
 class Block:
     """The keys and values of B conversations: for each layer a pair of tensors [B, heads, T, width].
@@ -95,8 +99,8 @@ class Place:
 
 
 class KVCache:
-    """The kept states of conversations, by their names: a policy, a regime of positions, and the tokens, of which the
-    last one has no state.
+    """The kept states of conversations, by their names: :data:`HEAD` parts, and the tokens, of which the last one has
+    no state.
 
     If the states do not fit into the budget, those that were kept first are forgotten first, and what still does not
     fit is not kept. A conversation that is forgotten is read again, so results do not change. Python frees a block once
@@ -186,7 +190,7 @@ class KVCache:
         for kept, place in self._kept.items():
             pairs = enumerate(zip(kept, name, strict=False))
             shared = next((number for number, (one, other) in pairs if one != other), min(len(kept), len(name)))
-            tokens = min(shared - 2, place.length, len(name) - 3)
+            tokens = min(shared - HEAD, place.length, len(name) - HEAD - 1)
             if tokens > most:
                 found, most = place, tokens
         return None if found is None else found.first(most)
