@@ -6,12 +6,12 @@ for models whose template knows no tools, and for agents behind an API.
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.config.call_options import CallTexts
-from maporl.decoding import as_written
+from maporl.decoding import StructuredOutput, as_written
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
@@ -78,14 +78,18 @@ class CallFormat:
         if choice == "auto" and not (content or strict):
             return None
         if (parts := self.parts()) is None:
-            what = f"calls in the format {self.name} of this agent have no JSON that could be held to a schema"
+            what = f"calls in the format {self.name} of this agent cannot be held to a schema"
             raise ConfigError(f"{what}; set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore")
-        bodies = [
-            [json.dumps(name), *parts.between, _held(tool, choice != "auto" or name in strict), *parts.after]
-            for name, tool in self.tools.items()
-            if choice in ("auto", "required", name)
-        ]
-        rules = ["body: " + " | ".join(" ".join(body) for body in bodies)]
+        bodies, rules = [], []
+        for number, (name, tool) in enumerate(self.tools.items()):
+            if choice in ("auto", "required", name):
+                schema = tool.parameters if choice != "auto" or name in strict else {"type": "object"}
+                arguments = f"%json {json.dumps(as_written(schema))}"
+                if parts.key:
+                    arguments, *more = _named_arguments(schema, f"of_{number}", parts)
+                    rules += more
+                bodies.append([json.dumps(name), *parts.between, arguments, *parts.after])
+        rules.insert(0, "body: " + " | ".join(" ".join(body) for body in bodies))
         if choice != "auto" or content is not None:
             start = "call" if content is None or choice != "auto" else f"call | {content}"
             return "\n".join([f"start: {start}", f"call: {' '.join(parts.before)} body", *rules])
@@ -94,9 +98,9 @@ class CallFormat:
         if marks:
             begin = ["text", *parts.before[marks[0] :]]
         else:
-            before = "".join(map(json.loads, parts.before))
-            mark = next((mark for mark in MARKS if before.lstrip().startswith(mark)), before.lstrip())
-            begin = ["begun", json.dumps(before.lstrip().removeprefix(mark))]
+            before = "".join(map(json.loads, parts.before)).lstrip()
+            mark = min((mark for mark in MARKS if mark in before), key=before.index, default=before)
+            begin = ["begun", json.dumps(before.partition(mark)[2])]
             rules.append(f"begun[lazy]: TEXT {json.dumps(mark)}")
         words = ["text: TEXT", "TEXT: /(?s:.*)/"]
         return "\n".join(["start: called* text", f"called: {' '.join(begin)} body", *rules, *words])
@@ -122,9 +126,66 @@ class CallFormat:
         raise ConfigError(f"a warm start writes calls in the formats json and tags, not {self.name}; set call_format")
 
 
-def _held(tool: Tool, strict: bool) -> str:
-    """Return what the arguments of a call are held to, in Lark's form."""
-    return f"%json {json.dumps(as_written(tool.parameters if strict else {'type': 'object'}))}"
+_OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
+_NOTES = {"title", "description", "examples", "default"}
+
+
+def _named_arguments(schema: Mapping[str, Any], rule: str, parts: CallParts) -> list[str]:
+    """Return the arguments of a call, each with marks of its own, in Lark's form: an expression, and its rules.
+
+    Args:
+        schema: what the arguments are held to. Those that it does not require may be left out. Without ``properties``
+            there may be any.
+        rule: what the names of the rules begin with.
+        parts: how a call is written.
+
+    Raises:
+        ConfigError: the schema says more than which properties there are.
+    """
+    if unknown := sorted(schema.keys() - _OF_OBJECTS - _NOTES):
+        raise ConfigError(
+            f"a tool's parameters: {', '.join(unknown)} cannot be held to where arguments are not JSON; write them in "
+            "the properties, or set agents.NAME.call_format: json"
+        )
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    given = schema.get("properties")
+    wanted, rules = [], []
+    for number, (name, kind) in enumerate(({"": {"type": "string"}} if given is None else given).items()):
+        said, kind = f"{rule}_{number}", kind if isinstance(kind, Mapping) else {}
+        optional = "*" if given is None else "" if name in schema.get("required", ()) else "?"
+        wanted.append(said + optional)
+        title = "/[A-Za-z_][A-Za-z0-9_]*/" if given is None else json.dumps(name)
+        if (text := _text_of(kind, shared)) is None:
+            what = [f"%json {json.dumps(as_written({**kind, **shared}))}", *parts.end]
+        elif parts.end[0].startswith("<["):  # a special token, which no text has in it
+            what = [text, *parts.end]
+        else:  # a text with the mark in it, or a new line around it, would be read as another one
+            mark = re.escape(json.loads(parts.end[0]).strip())
+            other = StructuredOutput(regex=rf"\n(?s:.*)|(?s:.*)\n|(?s:.*){mark}(?s:.*)").expression
+            rules.append(f"{said}_text[lazy]: ({text} & ~{other}) {parts.end[0]}")
+            what = [f"{said}_text", *parts.end[1:]]
+        rules.append(" ".join([f"{said}:", *parts.key, title, *parts.value, *what]))
+    return [" ".join(wanted), *rules]
+
+
+def _text_of(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> str | None:
+    """Return the texts that a schema allows, in Lark's form, or None if it allows only what is no text."""
+    for way in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), schema):
+        if (words := way.get("$ref", "").split("/"))[0] == "#" and len(words) == 3:
+            way = shared[words[1]][words[2]]
+        values = [way["const"]] if "const" in way else way.get("enum")
+        if values is not None:
+            if texts := [json.dumps(one) for one in values if isinstance(one, str)]:
+                return f"({' | '.join(texts)})"
+        elif "string" in (way.get("type"), *(way["type"] if isinstance(way.get("type"), list) else ())):
+            text = f"/(?s:.{{{way.get('minLength', 0)},{way.get('maxLength', '')}}})/"
+            if (pattern := way.get("pattern")) is not None:
+                begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
+                around = ["" if anchored else "(?s:.*)" for anchored in (begins, ends)]
+                regex = f"({pattern[begins : len(pattern) - ends]})".join(around)
+                text = f"({StructuredOutput(regex=regex).expression} & {text})"
+            return text
+    return None
 
 
 class NativeFormat(CallFormat):

@@ -8,7 +8,7 @@ known chat template.
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -31,13 +31,19 @@ class CallParts:
 
     Args:
         before: what stands before the name of the tool.
-        between: what stands between the name and the arguments, which are JSON.
+        between: what stands between the name and the arguments.
         after: what stands behind the arguments.
+        key: what stands before the name of an argument, where each has marks of its own. Empty: the arguments are JSON.
+        value: what stands between its name and its value, which is a text as it is, or else JSON.
+        end: what stands behind its value.
     """
 
     before: list[str]
     between: list[str]
     after: list[str]
+    key: list[str] = field(default_factory=list)
+    value: list[str] = field(default_factory=list)
+    end: list[str] = field(default_factory=list)
 
 
 class NativeCalls:
@@ -74,23 +80,53 @@ class NativeCalls:
 
     @cached_property
     def parts(self) -> CallParts | None:
-        """How the chat template writes a call, up to the end of the turn, or None if its arguments are not JSON."""
-        shown = _conversation(self.tokenizer, 1) or ""
-        begun = render(self.tokenizer, [{"role": "user", "content": "."}], generate=True)
-        form = rf'(.*?){_NAME}0(.*?)\{{\s*"{_KEY}0":\s*"{_VALUE}0"\s*\}}(.*)'
-        found = re.fullmatch(form, shown.removeprefix(begun), re.DOTALL) if shown.startswith(begun) else None
-        ends = [self.tokenizer.decode([token]) for token in turn_end(self.tokenizer).ids[-1:]]
-        places = [place for end in ends if found is not None and (place := found[3].find(end)) >= 0]
-        if found is None or not places:
+        """How the chat template writes a call, up to the end of the turn, or None if its arguments are neither JSON
+        nor texts with marks of their own."""
+        json_form = rf'(.*?){_NAME}0(.*?)\{{\s*"{_KEY}0":\s*"{_VALUE}0"\s*\}}(.*)'
+        if (found := self._found(json_form)) is not None:
+            return CallParts(*map(self._literals, found))
+        form = rf"(.*?){_NAME}0(.*?){_KEY}0(?P<value>.*?>\s*){_VALUE}0(\s*<.*?){_KEY}1(?P=value)SECOND(.*)"
+        found, other = (self._found(form.replace("SECOND", str(second)), second) for second in (f"{_VALUE}1", 7340))
+        same = re.match(r"(?s)(.*>\s*).*\0\1", f"{found[3]}\0{found[4]}") if found else None
+        if found is None or found != other or same is None:  # another value is written in another way
             return None
-        return CallParts(*map(self._literals, (found[1], found[2], found[3][: min(places)])))
+        before, begins, value, next_begins, after = found
+        key = next_begins.removeprefix(same[1])
+        if not key or not begins.endswith(key):
+            return None
+        parts = before, begins.removesuffix(key), after.removeprefix(same[1]), key, value, same[1]
+        return CallParts(*map(self._literals, parts))
+
+    def _found(self, form: str, second: Any = None) -> list[str] | None:
+        """Return the groups of a form of calls in what the chat template shows, the last of them up to the end of the
+        turn, or None."""
+        shown = _conversation(self.tokenizer, 1, second) or ""
+        begun = render(self.tokenizer, [{"role": "user", "content": "."}], generate=True)
+        begun = begun if shown.startswith(begun) else begun.rstrip()  # as Nemotron 3's <think>\n before <think></think>
+        found = re.fullmatch(form, shown.removeprefix(begun), re.DOTALL) if shown.startswith(begun) else None
+        if found is None:
+            return None
+        *groups, rest = found.groups()
+        ends = [self.tokenizer.decode([token]) for token in turn_end(self.tokenizer).ids[-1:]]
+        place = next((place for end in ends if (place := rest.find(end)) >= 0), None)
+        if place is None:  # as of GLM, whose turns end with the mark of whoever speaks next
+            pieces = self._pieces(rest)
+            place = len(pieces[0]) if len(pieces) > 1 else None
+        return None if place is None else [*groups, rest[:place]]
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return {str(token): number for number, token in added.items() if token.special}
+
+    def _pieces(self, text: str) -> list[str]:
+        """Return a text in pieces: every second one is a special token."""
+        words = sorted(map(re.escape, self._special), key=len, reverse=True)
+        return re.split(f"({'|'.join(words)})", text) if words else [text]
 
     def _literals(self, text: str) -> list[str]:
-        added = getattr(self.tokenizer, "added_tokens_decoder", {})
-        special = {str(token): number for number, token in added.items() if token.special}
-        words = sorted(map(re.escape, special), key=len, reverse=True)
-        pieces = re.split(f"({'|'.join(words)})", text) if words else [text]
-        return [f"<[{special[piece]}]>" if piece in special else json.dumps(piece) for piece in pieces if piece]
+        special = self._special
+        return [f"<[{special[p]}]>" if p in special else json.dumps(p) for p in self._pieces(text) if p]
 
     def read(self, prompt_ids: list[int], response_ids: list[int], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the calls of a completion: ``{"name", "arguments"}``, or ``{"error"}`` for one that cannot be read.
@@ -104,17 +140,21 @@ class NativeCalls:
         return read_calls(text, self.tokenizer.decode(prompt_ids[-PREFIX:]), self.template, tools)
 
 
-def _conversation(tokenizer: Tokenizer, calls: int) -> str | None:
-    """Return a conversation with calls and results as the template shows it, or None if it leaves a part of it out."""
+def _conversation(tokenizer: Tokenizer, calls: int, second: Any = None) -> str | None:
+    """Return a conversation with calls and results as the template shows it, or None if it leaves a part of it out.
+
+    ``second`` is the value of a second argument of each call.
+    """
     if tokenizer.chat_template in OWN_TEMPLATES:
         return None
     numbers = range(calls)
     words = [word + str(n) for n in numbers for word in (_NAME, _KEY, _VALUE, _SHOWN)]
     results = [{"role": "tool", "name": f"{_NAME}{n}", "content": f"{_SHOWN}{n}"} for n in numbers]
     for as_text in (False, True):
-        arguments: list[Any] = [{f"{_KEY}{n}": f"{_VALUE}{n}"} for n in numbers]
+        more = {} if second is None else {f"{_KEY}{calls}": second}
+        arguments: list[Any] = [{f"{_KEY}{n}": f"{_VALUE}{n}"} | more for n in numbers]
         if as_text:
-            arguments = [f'{{"{_KEY}{n}": "{_VALUE}{n}"}}' for n in numbers]
+            arguments = [json.dumps(one) for one in arguments]
         called = [{"type": "function", "function": {"name": f"{_NAME}{n}", "arguments": arguments[n]}} for n in numbers]
         answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": called}
         try:
