@@ -21,7 +21,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 from typer.testing import CliRunner
-from written_runs import data_of
+from written_runs import AFTER, data_of, write_run
 
 from maporl import (
     Agent,
@@ -35,7 +35,6 @@ from maporl import (
     Task,
     Team,
     TinySection,
-    build_tiny_model,
     build_tiny_tokenizer,
 )  # fmt: skip
 from maporl.cli.main import app
@@ -43,7 +42,6 @@ from maporl.config import parse_config, read_yaml
 from maporl.config.imports import FINGERPRINTS
 from maporl.config.schema import AdvantageConfig, BranchingSection
 from maporl.engines.scripted import ScriptedEngine
-from maporl.errors import ConfigError
 from maporl.integrations.hub import pull
 from maporl.integrations.hub.pack import pack
 from maporl.protocols import build_protocol
@@ -113,15 +111,6 @@ def assert_trained(folder):
 # -- what is refused when a trainer is made ----------------------------------------------------------------------------
 
 
-def test_a_group_of_one_is_refused_when_the_trainer_is_made(team, tmp_path):
-    """As all that the check of a configuration refuses."""
-    key = AdvantageConfig(returns="utterance", baseline="mean", key=("prompt", "agent", "turn"))
-    more = {"advantage": key, "branching": BranchingSection(group=1)}
-    with pytest.raises(ConfigError, match=r"^trainer: advantage: .* a single member"):
-        trainer_of(tmp_path / "run", team(), more=more, kl_coef=0.0)
-    assert not (tmp_path / "run").exists()
-
-
 # -- what is left, and what works on it ---------------------------------------------------------------------------
 
 
@@ -170,15 +159,6 @@ def test_a_run_leaves_everything_that_the_command_leaves_and_every_command_takes
     for name, policy in trainer.team.policies.items():
         with torch.no_grad():
             assert torch.equal(policy.model.eval()(ids).logits, loaded.policies[name].model.eval()(ids).logits)
-
-
-@pytest.mark.slow
-def test_cross_play_takes_runs_made_in_python(team, tmp_path):
-    for name in ("one", "two"):
-        trainer_of(tmp_path / name, team(), updates=1).train()
-    done = maporl("crossplay", tmp_path / "one", tmp_path / "two")
-    assert done.exit_code == 0, done.output
-    assert "Do the agents work with others?" in told(tmp_path / "one")
 
 
 @pytest.mark.slow
@@ -567,13 +547,6 @@ def test_a_script_that_would_run_again_is_not_imported(tmp_path):
         assert processes.run([tmp_path / f"{name}.py"], cwd=tmp_path).stdout == printed, name
 
 
-@pytest.mark.slow
-def test_an_evaluation_of_other_questions_is_described(team, tmp_path):
-    trainer_of(tmp_path / "run", team(), eval_task=TASK, updates=2, eval_questions=60).train()
-    assert "eval_task" in config_of(tmp_path / "run")["only_in_python"]
-    assert "held-out questions are also training questions" in told(tmp_path / "run")["What did not happen?"]
-
-
 # -- what goes wrong ----------------------------------------------------------------------------------------------
 
 
@@ -707,21 +680,12 @@ CLAIMS = (
 """What the defaults of a configuration would make a report say."""
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recorded") / "run"
-    section = TinySection(hidden_size=32, layers=1, alphabet=ALPHABET)
-    tokenizer = build_tiny_tokenizer(section)
-    agents = [Agent(name, build_tiny_model(section, tokenizer), tokenizer) for name in ("ann", "bob")]
-    trainer_of(folder, Team(agents), updates=2).train()
-    return folder
-
-
 @pytest.fixture
-def records(recorded, tmp_path):
+def records(tmp_path):
     """A run of which only the records are left."""
-    shutil.copytree(recorded, tmp_path / "run", ignore=shutil.ignore_patterns("config.yaml", "initial"))
-    return tmp_path / "run"
+    folder = write_run(tmp_path / "run", dialogues=AFTER)
+    (folder / "config.yaml").unlink()
+    return folder
 
 
 def everything_told(run, folder=None):
@@ -773,14 +737,8 @@ def test_the_card_of_a_saved_team_claims_no_training(team, tmp_path):
     assert "ann/model.safetensors" in contents and not [note for note in notes if note.startswith("left out")]
     assert maporl("push", tmp_path / "team", "org/team", "--dry-run").exit_code == 0
     assert "saved without a task and a protocol" in error_of("play", tmp_path / "team")
-    words = [
-        "task.name=toy_sum",
-        "task.largest=9",
-        "protocol.name=debate",
-        "protocol.turns=1",
-        "evaluation.questions=4",
-    ]
-    done = maporl("eval", tmp_path / "team", *words, "ppo.response_length=3", "--json")
+    words = ["task.name=toy_sum", "task.largest=9", "protocol.name=debate", "protocol.turns=1"]
+    done = maporl("eval", tmp_path / "team", *words, "evaluation.questions=4", "ppo.response_length=3", "--json")
     assert done.exit_code == 0, done.output
 
 
