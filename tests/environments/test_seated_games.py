@@ -68,7 +68,10 @@ class Pay(pettingzoo.ParallelEnv):
 
 
 class Turns(pettingzoo.AECEnv):
-    """Two agents take turns, and each move pays both 1. After three moves both have ended, or ("stuck") a after one."""
+    """Two agents take turns, and each move pays both 1.
+
+    After three moves both have ended, or ("stuck") a after one, or ("unequal", in which a moves twice) never.
+    """
 
     metadata, possible_agents = {"name": "turns"}, ["a", "b"]
 
@@ -95,9 +98,10 @@ class Turns(pettingzoo.AECEnv):
             return self._was_dead_step(action) if self.how == "removes" else None
         self.made += 1
         self.rewards = dict.fromkeys("ab", 1.0)
-        over = {"removes": "ab", "keeps": "ab", "all": ["__all__"], "stuck": ""}[self.how] if self.made == 3 else ""
+        over = {"removes": "ab", "keeps": "ab", "all": ["__all__"]}.get(self.how, "") if self.made == 3 else ""
         self.terminations |= dict.fromkeys("a" if self.how == "stuck" else over, True)
-        self.agent_selection = "b" if self.agent_selection == "a" else "a"
+        order = "aab" if self.how == "unequal" else "ab"
+        self.agent_selection = order[self.made % len(order)]
 
 
 for api, kind in (("parallel", Pay), ("aec", Turns)):
@@ -235,14 +239,19 @@ class TestPettingZoo:
             made.append("".join("ab"[player] for player in movers))
         assert " ".join(made) == moves and list(game.total.values()) == total
 
-    @pytest.mark.parametrize("how", ["removes", "keeps", "all"])
-    def test_a_game_of_turns_ends_by_flags_alone(self, how):
+    @pytest.mark.parametrize(("how", "moves"), [
+        ("removes", [0, 1, 0]),
+        ("keeps", [0, 1, 0]),
+        ("all", [0, 1, 0]),
+        ("unequal", [0, 0, 1, 0, 0, 1, 0]),  # nobody moves more than five times
+    ])  # fmt: skip
+    def test_a_game_of_turns_ends_by_flags_or_at_its_limit(self, how, moves):
         game = begun("aec", Turns, how=how)
         made = []
         while movers := game.to_move():
             game.step(dict.fromkeys(movers, "0"))
             made += movers
-        assert made == [0, 1, 0] and list(game.total.values()) == [3.0, 3.0]
+        assert made == moves and list(game.total.values()) == [len(moves)] * 2
 
     def test_a_payment_to_nobody_is_named(self):
         game = begun("parallel", Pay, pays="c")

@@ -249,7 +249,6 @@ def test_trls_names_in_yaml_lead_to_those_here():
     some([
         (lambda completions: [1.0], RewardFailure, "expected 8 values, for each completion, got 1 values"),
         (lambda completions: 1 / 0, RewardFailure, "test_from_grpo.py, line [0-9]+: ZeroDivisionError"),
-        (lambda completions: [None] * 8, RewardFailure, "no reward source scored agent 'solo', turn 1"),
         (lambda completions, completion_ids: [[0.0] * len(i) for i in completion_ids], RewardFailure, "gave a list of numbers"),
         (lambda completions: [math.nan] * 8, RewardFailure, "^reward '<lambda>': value nan for completion 0 "),
     ], 0, 1),
