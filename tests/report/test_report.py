@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import hashlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import webbrowser
 from pathlib import Path
 
 import httpx2
@@ -18,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 from written_runs import AFTER, HOSTILE, NOTHING, RIGHT, WRONG, data_of, debate, utterance, write_run
 
+from maporl.cli import look as cli
 from maporl.cli.main import app
 from maporl.errors import RunError
 from maporl.evaluation.metrics import Difference
@@ -321,8 +324,6 @@ def test_text_of_models_is_data_and_nothing_else(tmp_path):
     )
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     hashes = re.findall(r"'sha256-([^']*)'", policy)
-    import hashlib
-
     assert [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts] == hashes, (
         "no other script runs"
     )
@@ -618,10 +619,6 @@ def test_the_terminal_shows_a_run_in_60_columns(tmp_path, monkeypatch):
 
 
 def test_without_a_browser_the_address_is_said(tmp_path, monkeypatch, capsys):
-    import webbrowser
-
-    from maporl.cli import look as cli
-
     def none(*arguments):
         raise webbrowser.Error
 

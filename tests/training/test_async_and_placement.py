@@ -131,10 +131,7 @@ KINDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param(own, id=next(iter(own)), marks=pytest.mark.slow if n else ()) for n, own in enumerate(KINDS)],
-)
+@pytest.mark.parametrize("options", KINDS, ids=lambda own: next(iter(own)))
 def test_learners_on_two_threads_end_as_one_after_the_other(tiny, tmp_path, monkeypatch, options):
     """Weights, metrics and the random state of the process are the same bits."""
     ends = []

@@ -4,10 +4,13 @@ import dataclasses
 import importlib
 import json
 import logging
+import os
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 
 import processes
@@ -40,18 +43,23 @@ from maporl import (
 from maporl.cli.main import app
 from maporl.config import parse_config, read_yaml
 from maporl.config.imports import FINGERPRINTS
-from maporl.config.schema import AdvantageConfig, BranchingSection
+from maporl.config.schema import AdvantageConfig, ApiSection, BranchingSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.integrations.hub import pull
+from maporl.integrations.hub.card import card
 from maporl.integrations.hub.pack import pack
 from maporl.protocols import build_protocol
 from maporl.protocols.judging import StepJudge, judged
+from maporl.report.page import payload
 from maporl.report.read import read_run
 from maporl.report.story import story
+from maporl.report.terminal import frame
 from maporl.rewards.base import RewardFailure
+from maporl.rewards.rules import RULES
 from maporl.runs.train import train
 from maporl.schedules import Freeze, Schedule
 from maporl.storage.run_folder import RunExists
+from maporl.training.parts import RunParts
 from maporl.types import Ask
 from trl_ext.files.fingerprint import DataChanged
 from trl_ext.files.manifest import CheckpointError
@@ -336,8 +344,6 @@ def test_agents_of_every_kind_come_back_also_from_the_hub(tiny, tmp_path, monkey
 
 
 def test_no_key_is_written(tiny, tmp_path, monkeypatch):
-    from maporl.config.schema import ApiSection
-
     monkeypatch.setenv("SOME_KEY", "sk-very-secret-key-0123456789")
     model, tokenizer = tiny(alphabet=ALPHABET)
     both = Team([Agent("ann", model, tokenizer), Agent("judge", engine="openai")])
@@ -449,8 +455,6 @@ def length(dialogues, task):
 
 @pytest.mark.slow
 def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run(team, tmp_path, monkeypatch):
-    from maporl.rewards.rules import RULES
-
     (folder := tmp_path / "code").mkdir()
     (folder / "my_parts.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(folder))
@@ -625,9 +629,6 @@ def test_a_stopped_run_says_so_and_leaves_a_report(team, tmp_path):
 
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            import os
-            import signal
-
             if state.global_step == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -689,10 +690,6 @@ def records(tmp_path):
 
 
 def everything_told(run, folder=None):
-    from maporl.integrations.hub.card import card
-    from maporl.report.page import payload
-    from maporl.report.terminal import frame
-
     record = read_run(run)
     shown = payload([record])
     page = {**shown, "dialogues": [], "rewards": {}, "runs": [{**shown["runs"][0], "config": ""}]}
@@ -744,10 +741,6 @@ def test_the_card_of_a_saved_team_claims_no_training(team, tmp_path):
 
 def test_every_argument_of_the_trainer_is_a_part_of_the_run():
     """An argument that is added to the trainer must be a part, which is described, or be named here."""
-    from inspect import signature
-
-    from maporl.training.parts import RunParts
-
     arguments = set(signature(MultiAgentPPOTrainer).parameters)
     parts = {field.name for field in dataclasses.fields(RunParts)}
     other_forms = {

@@ -12,11 +12,16 @@ from tool_runs import (
 )
 from typer.testing import CliRunner
 
+from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team, check
 from maporl.cli.main import app
+from maporl.config.schema import AdvantageConfig, TinySection
 from maporl.engines import text as engine
+from maporl.environments import calls
 from maporl.errors import ConfigError
 from maporl.report.metric_panels import METRICS
 from maporl.runs.build import build_trainer
+from maporl.runs.play import Game
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.types import Stop, from_record
 from maporl.validation.load import load
 from maporl.validation.preflight import check_run
@@ -24,8 +29,6 @@ from maporl.validation.preflight import check_run
 
 def calls_of(monkeypatch, words):
     """Let every completion be read as ``words``, so that untrained models call."""
-    from maporl.environments import calls
-
     kept = calls.JsonFormat.read
     monkeypatch.setattr(calls.JsonFormat, "read", lambda self, text, prompt, response: kept(self, words(self), [], []))
 
@@ -136,8 +139,6 @@ def test_supervised_training_on_solutions_is_refused(tmp_path):
 
 
 def test_a_person_types_calls(tmp_path):
-    from maporl.runs.play import Game
-
     seen, typed = [], iter(["/double 4", '/add {"a": 1, "b": 2}', "/sell", "3"])
     game = Game(load(written(tmp_path)), "ann", None, tmp_path / "played", seen.append, lambda prompt: next(typed))
     (dialogue,) = game.play(1)
@@ -151,10 +152,6 @@ class TestInPython:
     """The same team, made in Python with functions and a class."""
 
     def trainer(self, tmp_path, **given):
-        from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
-        from maporl.config.schema import TinySection
-        from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-
         section = TinySection(**AGENT["tiny"])
         tokenizer = build_tiny_tokenizer(section)
         team = Team([Agent(name, build_tiny_model(section, tokenizer), tokenizer) for name in ("ann", "bob")])
@@ -178,15 +175,12 @@ class TestInPython:
 
     def test_check_opens_environments_to_find_groups_of_one(self, tmp_path):
         """Making a trainer opens no environment, which may be anywhere; without a check the first update tells it."""
-        import maporl
-        from maporl.config.schema import AdvantageConfig
-
         load(written(tmp_path))
         counter = sys.modules["worldly"].Counter
         alone = AdvantageConfig(returns="utterance", baseline="mean", key=("prompt", "agent", "turn"), scale="none")
         made = self.trainer(tmp_path, tools={"ann": ["counter"]}, environments={"counter": counter}, advantage=alone)
         with pytest.raises(ConfigError, match=r"^advantage: .* has a single member"):
-            maporl.check(made)
+            check(made)
 
     def test_a_lambda_stays_in_python(self, tmp_path):
         def local(n: int) -> int:

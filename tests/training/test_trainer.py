@@ -16,6 +16,7 @@ from maporl.engines.human import HumanEngine
 from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
 from maporl.protocols.base import Protocol
+from maporl.rewards import assign_credit
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.labels import label
 from maporl.rewards.scoring import score_dialogues
@@ -24,8 +25,13 @@ from maporl.rollout.episode import SpeakerSpec
 from maporl.storage.run_folder import RunExists
 from maporl.types import Ask, Example, Grade
 from trl_ext import PPOv2Config, PPOv2Trainer
+from trl_ext.files.checkpoints import list_checkpoints
+from trl_ext.files.manifest import verify
 from trl_ext.learning.trained import NonFiniteError
+from trl_ext.ppo import maths
+from trl_ext.ppo.advantages import token_rewards
 from trl_ext.ppo.options import GREEDY
+from trl_ext.process.random_states import shuffled_indices
 
 
 @pytest.fixture
@@ -110,6 +116,17 @@ def played(script, turns=2, agents=("ann", "bob")):
     )
 
 
+def test_credit_is_the_discounted_share_of_the_teams_later_scores():
+    dialogues = played({"ann": ["4", "5"], "bob": ["1", "4"]})
+    score_dialogues(dialogues, TASK, {"label": label}, {"label": 1.0})
+    assert [u.rewards["score"] for u in dialogues[0].utterances] == [1.0, 0.0, 0.0, 1.0]
+    assign_credit(dialogues, ("ann", "bob"), RewardSection(discount=0.3))
+    # ann, turn 1: (1 + 0.3 * 0.5) / 1.3; bob: (0 + 0.15) / 1.3; last turn: their own
+    expected = [1.15 / 1.3, 0.15 / 1.3, 0.0, 1.0]
+    assert [u.rewards["credit"] for u in dialogues[0].utterances] == pytest.approx(expected)
+    assert [u.grade.correct for u in dialogues[0].utterances] == [True, False, False, True]
+
+
 def unreadable(task, example, text):
     return Grade(None, None, "unreadable label") if text == "?" else Arithmetic.grade(task, example, text)
 
@@ -143,8 +160,6 @@ def test_a_source_that_raises_or_gives_what_cannot_be_is_named(source, message):
 
 def test_one_agent_and_one_turn_reproduce_the_single_policy_trainer(tiny, tmp_path):
     """Same seed, same questions, same reward: the same weights, bit by bit."""
-    from trl_ext.process.random_states import shuffled_indices
-
     options = {"num_mini_batches": 2, "kl_coef": 0.05}
     model, tokenizer = tiny()
     rows = [{"messages": [{"role": "user", "content": TASK.question(e)}], "answer": e.answer} for e in TASK]
@@ -190,9 +205,6 @@ def test_advantages_are_whitened_for_each_agent_and_turn(pair, tmp_path):
 
 
 def test_token_rewards_may_be_whitened_within_each_agent_and_turn(pair, tmp_path):
-    from trl_ext.ppo import maths
-    from trl_ext.ppo.advantages import token_rewards
-
     trainer = trainer_of(pair(), tmp_path, whiten_rewards=True, missing_eos_penalty=1.0)
     batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
     rows = batch.token_batches
@@ -266,9 +278,6 @@ def test_a_non_finite_weight_names_agent_turn_and_dialogue_and_spares_the_checkp
         NonFiniteError, match=r"policy 'bob': a value is not finite at update 3, agent 'bob', turn 1, dialog"
     ):
         trainer.train()
-    from trl_ext.files.checkpoints import list_checkpoints
-    from trl_ext.files.manifest import verify
-
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
     verify(tmp_path / "checkpoint-2")
 

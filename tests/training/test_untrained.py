@@ -26,6 +26,7 @@ from maporl.rewards.build import ANSWERS_ONLY, SOURCES, build_sources
 from maporl.rewards.scoring import Scorer, fill_in
 from maporl.schedules import Freeze, Plan, Schedule
 from maporl.training import untrained
+from maporl.training.samples import TeamUpdateBatch
 from maporl.training.untrained import Count, UntrainedCounter, count_credits, shares
 from maporl.types import Dialogue, Example, Grade, Stop, Utterance
 from maporl.validation.load import from_dict
@@ -203,8 +204,6 @@ def test_processes_count_together_and_stop_together(monkeypatch):
 
 
 def batch_of(dialogues, number=1):
-    from maporl.training.samples import TeamUpdateBatch
-
     return TeamUpdateBatch(number, number - 1, [], task=TASK, plan=Plan(), dialogues=dialogues)
 
 
