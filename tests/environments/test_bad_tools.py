@@ -240,10 +240,6 @@ class TestWhatModelsWrite:
         error, text = self.take(f"<call>{body}</call>")
         assert error in ("unread", "arguments") and len(text) < 250
 
-    def test_a_good_and_a_broken_call_in_one_utterance(self):
-        error = [(r.error, r.text) for r in results(play([call("act") + "<call>{</call>", "4"], make=Place)[0])]
-        assert error[0] == (None, "x") and error[1][0] == "unread"
-
 
 class TestWhatEnvironmentsSayAndPay:
     @pytest.mark.parametrize(("said", "message"), [

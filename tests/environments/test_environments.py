@@ -190,14 +190,6 @@ class TestPlainTools:
         time.sleep(0.2)
         assert cancelled == [True]
 
-    def test_a_large_result_is_cut(self):
-        def much() -> str:
-            """Return much."""
-            return "x" * 10_000_000
-
-        (result,) = self.play(much, [call("much"), "4"], result_tokens=10)
-        assert (len(result.text), result.left_out) == (40, 2**18 - 10)
-
 
 class TestALostEnvironment:
     def test_its_dialogue_ends_and_is_marked(self):
