@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 
 import pytest
+from folders import ROOT
 from transformers import TrainerCallback
 from typer.testing import CliRunner
 
@@ -237,3 +238,9 @@ def test_a_run_without_an_audit_is_audited_by_its_records(tiny, tmp_path):
     (tmp_path / "run/audit.json").write_text("{")
     status, _ = said_of(tmp_path / "run")
     assert status == 2, "damaged"
+
+
+def test_the_page_has_each_promise():
+    page = (ROOT / "docs/howto/audit.md").read_text()
+    rows = [f"| {row.kind} | {row.name} | {row.severity} | {row.remedy} |" for row in TEAM]
+    assert [line for line in rows if line not in page] == [] and page.count("\n| ") == len(rows) + 1

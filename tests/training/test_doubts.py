@@ -12,7 +12,7 @@ from maporl.errors import refuse
 from maporl.loops.section import SFTStage
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
-from maporl.training.doubts import doubts
+from maporl.training.doubts import USUAL, doubts
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 from trl_ext import PPOv2Config
@@ -127,6 +127,16 @@ def test_no_shipped_configuration_is_doubted_unless_that_is_meant(path):
     assert [line.startswith(f"warning: {begins}") for line, begins in zip(warned, told, strict=True)] == [True] * len(
         told
     )
+
+
+def test_the_page_has_the_table():
+    page = (ROOT / "docs/losses.md").read_text().split("## What is usual")[1]
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{row.option}`{f' of {row.of}' if row.of else ''} | {row.low:g} to {row.high:g}"
+        f"{', or 0' if row.off and row.low else ''} | {row.source} |"
+        for row in USUAL
+    ]
 
 
 # -- two options ------------------------------------------------------------------------------------------------------
