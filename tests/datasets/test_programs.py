@@ -4,30 +4,19 @@ import json
 import re
 import textwrap
 import threading
-from pathlib import Path
 
 import pytest
-import yaml
 
 from maporl.datasets.programs import MBPP, HumanEval, proves_little
-from maporl.engines.scripted import ScriptedEngine
-from maporl.environments.build import TeamTools
 from maporl.environments.python import Python, RunTests
-from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.methods.code import Code
-from maporl.protocols import build_protocol
-from maporl.rollout.driver import RolloutDriver
-from maporl.rollout.episode import SpeakerSpec
 from maporl.sandbox.outcomes import Outcome, plain_outcome
 from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.sandbox import Limits, Sandbox, find_bubblewrap
-from maporl.tasks import build_task
 from maporl.tasks.base import TaskError
 from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result, Utterance
-from maporl.validation.load import from_dict
-from trl_ext.ppo.options import Decoding
 
 PROBLEMS = "tests/golden/mbpp_20.jsonl"
 KINDS = ["restricted", *(["bubblewrap"] if find_bubblewrap()[0] else [])]
@@ -56,35 +45,14 @@ def mbpp():
         ("class Own(KeyError): pass\nraise Own(3)", "error:KeyError", "", "Own: 3"),
         ("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E", "error:Exception", "", "E"),
         ("import numpy", "error:ModuleNotFoundError", "", "ModuleNotFoundError: No module named 'numpy'"),
-        (
-            "print(1)\nopen('x')",
-            "error:PermissionError",
-            "1\n",
-            "PermissionError: [Errno 1] Operation not permitted: 'x'",
-        ),
         ("def (", "syntax", "", "SyntaxError: invalid syntax (<program>, line 1)"),
         ("import sys\nprint(1)\nsys.stderr.write('two\\n')\nsys.stdout.write('3')", "ok", "1\ntwo\n3", ""),
         ("print(1)\nwhile True: pass", "cpu", "1\n", ""),
         ("print(1)\nimport os; os._exit(0)", "killed", "1\n", ""),
         ("print(__name__)\nif __name__ == '__main__':\n    print('run')", "ok", "__main__\nrun\n", ""),
-        (
-            "def main():\n    print(6 * 7)\n    return 0\nif __name__ == '__main__':\n    import sys\n    "
-            "sys.exit(main())",
-            "ok",
-            "42\n",
-            "",
-        ),
-        ("print(1)\nexit()", "ok", "1\n", ""),
         ("print(1)\nexit(3)", "error:SystemExit", "1\n", "SystemExit: 3"),
         ("import sys\nsys.exit('no')", "error:SystemExit", "", "SystemExit: no"),
         ("import traceback\ntry: 1 / 0\nexcept ArithmeticError: traceback.print_exc()", "ok", None, ""),
-        (
-            "import doctest\ndef f(x):\n    '''\n    >>> f(1)\n    2\n    '''\n    return x + "
-            "1\nprint(doctest.testmod())",
-            "ok",
-            "TestResults(failed=0, attempted=1)\n",
-            "",
-        ),
         (
             "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(1, 1)\nif __name__ == "
             "'__main__':\n    unittest.main()",
@@ -107,7 +75,6 @@ def mbpp():
             "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not allowed",
         ),
         ("print('x' * 70_000)", "output", "x" * 4096, ""),
-        ("print('é' * 3000)", "ok", "é" * 2048, ""),
         ("raise ValueError('y' * 9000)", "error:ValueError", "", "ValueError: " + "y" * 4084),
     ],
 )
@@ -133,45 +100,6 @@ def test_texts_that_no_worker_writes_are_no_outcome(part, said):
     assert plain_outcome(record | {part: said}) is None
 
 
-class TestAsserts:
-    CODE = (
-        "seen = []\ndef f(x):\n    while x == 5: pass\n    seen.append(x)\n    return [0] * 10**9 if x == 6 else 2 * x"
-    )
-
-    def reasons(self, sandbox, *asserts, code=CODE, setup=""):
-        return [outcome.reason for outcome in sandbox.run_tests(code, asserts, setup)]
-
-    def test_each_has_its_own_outcome(self, sandbox):
-        wrong, *others = sandbox.run_tests(self.CODE, ["assert f(2) == 5, 'no'", "assert g(1)", "assert (", "f(1); f(2)"])  # fmt: skip
-        assert (wrong.reason, wrong.message) == ("error:AssertionError", "AssertionError: no")
-        assert [other.reason for other in others] == ["error:NameError", "syntax", "ok"]
-
-    def test_one_that_does_not_end_does_not_cost_the_others_their_outcome(self, sandbox):
-        found = self.reasons(
-            sandbox, "assert f(1) == 2", "assert f(5)", "assert f(2) == 4", "assert f(6)", "assert f(3) == 7"
-        )
-        assert found[1] in ("cpu", "timeout")
-        assert [found[0], *found[2:]] == ["ok", "ok", "memory", "error:AssertionError"]
-
-    def test_all_run_in_one_process(self, sandbox):
-        assert self.reasons(sandbox, "f(1)", "f(2)", "assert seen == [0, 1, 2]", setup="f(0)") == ["ok"] * 3
-
-    def test_after_three_that_do_not_end_the_rest_have_their_outcome(self, sandbox):
-        found = self.reasons(sandbox, *["assert len('x' * 10**9)"] * 3, "assert True")
-        assert found == ["memory"] * 4
-
-    def test_code_or_setup_that_fails_fails_all(self, sandbox):
-        assert self.reasons(sandbox, "assert 1", "assert 2", code="1 / 0") == ["error:ZeroDivisionError"] * 2
-        assert self.reasons(sandbox, "assert 1", setup="import numpy") == ["error:ModuleNotFoundError"]
-        assert (
-            self.reasons(sandbox, "assert 1", code="def (")
-            == self.reasons(sandbox, "assert 1", setup="def (")
-            == ["syntax"]
-        )
-        assert self.reasons(sandbox, "assert 1", code=" ") == ["source"]
-        assert self.reasons(sandbox) == []
-
-
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
@@ -185,12 +113,8 @@ def test_the_tool_python():
         assert tool.run(code="x = 1").text == "(nothing was printed)"
         assert tool.run(code=" ") == Result("the code is blank or too long", {"reason": "source"})
         assert tool.run(code="while True: pass").text == "the code took too long"
-        assert (
-            tool.run(code="open('/etc/passwd')").text
-            == "PermissionError: [Errno 1] Operation not permitted: '/etc/passwd'"
-        )
-        guarded = "def main():\n    print(6 * 7)\n\n\nif __name__ == '__main__':\n    main()\n"
-        assert tool.run(code=guarded) == Result("42", {"reason": "ok"})
+        text = tool.run(code="open('/etc/passwd')").text
+        assert text == "PermissionError: [Errno 1] Operation not permitted: '/etc/passwd'"
     finally:
         box.close()
 
@@ -482,19 +406,6 @@ def test_rows_with_weak_tests_are_told_and_not_trained_on_unless_asked_for(tmp_p
     assert ([e.id for e in held_out], held_out.weak) == (["humaneval-0"], ["humaneval-0"])
 
 
-def test_the_page_says_what_was_measured():
-    kept = json.loads(Path("benchmarks/results/verdicts.json").read_text())
-    page = " ".join(Path("docs/howto/code.md").read_text().split())
-    mbpp, humaneval = kept["mbpp"], kept["humaneval"]
-    assert [one[key] for one in (mbpp, humaneval) for key in ("missed", "blamed")] == [[]] * 4
-    for said in (
-        f"pass {mbpp['found_count']} of {mbpp['rows']} rows of MBPP and {humaneval['found_count']} of {humaneval['rows']} rows of HumanEval",
-        f"all calls passes {mbpp['constant_count']} rows of MBPP and {humaneval['constant_count']} of HumanEval",
-        f"argument for all calls {mbpp['identity_count']} and {humaneval['identity_count']} (", f"Intel Xeon, {kept['date']})",
-    ):  # fmt: skip
-        assert said in page
-
-
 FORMS = {
     "an example block": "```python\n{code}```\nExample usage:\n```python\nprint({name}(1))\n```\n",
     "an output block": "```python\n{code}```\nIt prints:\n```\n3\n```\n",
@@ -537,15 +448,6 @@ def test_a_right_program_passes_however_it_stands_in_an_answer(mbpp):
         assert [grade.correct for grade in grades] == [True] * 20, form
 
 
-def test_a_program_that_is_only_thought_is_no_answer(mbpp):
-    thought = f"<think>{mbpp.solution(mbpp[0])}"
-    assert (
-        mbpp.grade(mbpp[0], thought).reason
-        == mbpp.grade(mbpp[0], f"{thought}</think> That is it.").reason
-        == "no fenced block"
-    )
-
-
 USES = "def f(x):\n    return close(x, math.pi)\n"
 CLOSE = "def close(a, b):\n    return abs(a - b) < EPS\n"
 
@@ -580,7 +482,7 @@ def test_earlier_blocks_that_a_program_needs_are_part_of_it(blocks, code):
         ("```python\ndef f(x):\n    if", ""), ("```python\ndef g(x):\n    return x", ""), ("def f(x): return x", ""),
         ("```py\nimport math\n```\n```py\ndef f(x): return math", "import math\n\ndef f(x): return math"),
         ("```python\ndef f(x): return 1\n```\n```python\ndef f(x): return 2", "def f(x): return 1\n"),
-        ("<think>```python\ndef f(x): return x", ""), ("> ```python\n> def f(x):\n>     return x\n> ```", "def f(x):\n    return x\n"),
+        ("<think>```python\ndef f(x): return x", ""), ("<think>```python\ndef f(x): return x\n```</think> That is it.", ""), ("> ```python\n> def f(x):\n>     return x\n> ```", "def f(x):\n    return x\n"),
         ("```python\ndef f(x):\n    return '\xa0'\n```", "def f(x):\n    return '\xa0'\n"), ("```{ .py }\ndef f(x): return\n```", "def f(x): return\n"),
         ("```python\n>>> f(1)\n```\n> no code\n```python\ndef f(x): return 1 > 2\n```", "def f(x): return 1 > 2\n"),
     ],
@@ -705,65 +607,3 @@ def test_tests_that_were_not_run_are_never_worth_nothing():
 def test_options_of_the_protocol_are_checked(options, message):
     with pytest.raises(ValueError, match=message):
         Code(**options)
-
-
-@pytest.mark.slow
-def test_a_dialogue_with_real_programs(mbpp):
-    box = RunTests(workers=1)
-    world = World({tool.name: tool for tool in box.tools()}, toolboxes=[box])
-    example = mbpp[1]
-    tests = "\n".join([*example.meta["tests"], 'assert first_repeated_char("ab") == "a"'])
-    lines = {
-        "ann": ["```python\ndef first_repeated_char(s):\n    while True: pass\n```", mbpp.solution(example)],
-        "bob": [tests, example.meta["tests"][0]],
-    }
-    protocol = Code()
-    engine = ScriptedEngine(lambda request: lines[request.ask.agent].pop(0))
-    specs = {name: SpeakerSpec("scripted", (name,)) for name in lines}
-    driver = RolloutDriver(mbpp, protocol, specs, {"scripted": engine}, Decoding(1.0), world=world)
-    (dialogue,) = driver.play([example])
-    world.close()
-    assert dialogue.outcome == 2
-    assert [(u.agent, u.turn, u.rewards) for u in dialogue.utterances] == [
-        ("ann", 0, {"solved": 0.0, "team": 0.0, "agree": 0.0}),
-        ("bob", 0, {"tests": pytest.approx(2 / 3), "team": 0.0, "agree": 0.0}),
-        ("ann", 1, {"solved": 1.0, "team": 1.0, "agree": 1.0}),
-        ("bob", 1, {"tests": 1.0, "team": 1.0, "agree": 1.0}),
-    ]
-    assert [len(u.calls) for u in dialogue.utterances] == [2, 1, 2, 1]
-    assert "the code took too long" in dialogue.utterances[2].messages[-1]["content"]
-
-
-def test_the_configuration_of_the_page_fits_together():
-    page = Path("docs/howto/code.md").read_text()
-    values = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
-    config = from_dict(values, "code.md")
-    team = TeamTools.from_config(config, ("coder", "tester"))
-    protocol = build_protocol(config.protocol, ("coder", "tester"))
-    assert protocol.uses_tools <= team.world.tools.keys()
-    assert config.reward.sources.keys() <= protocol.pays
-    assert build_task(config.task, "train", 0).source == "google-research-datasets/mbpp:full"
-    team.world.close()
-
-
-class TestACheat:
-    """A program whose objects are equal to everything passes no test that compares."""
-
-    CODE = "class Any:\n    def __eq__(self, other):\n        return True\n\n\ndef f(x):\n    return Any()\n"
-
-    def test_it_passes_no_test_that_compares_with_a_literal(self):
-        pool = SandboxPool(workers=1)
-        try:
-            ((first, second),) = pool.run_tests([(self.CODE, ["assert f(1) == 2", "assert f(1) is not None"], "", "f")])
-        finally:
-            pool.close()
-        assert (first.reason, second.reason) == ("error:AssertionError", "ok")
-
-    def test_an_honest_program_passes(self):
-        pool = SandboxPool(workers=1)
-        try:
-            code = "def f(x):\n    return [x, {'a': (1, 2.5)}]\n"
-            ((outcome,),) = pool.run_tests([(code, ["assert f(1) == [1, {'a': (1, 2.5)}]"], "", "f")])
-        finally:
-            pool.close()
-        assert outcome.ok

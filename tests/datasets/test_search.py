@@ -10,8 +10,7 @@ import pytest
 from folders import GOLDEN
 
 from maporl import HotpotQA, TaskError
-from maporl.datasets import search as module
-from maporl.datasets.search import NOTHING, Index, Passage, QuestionSearch, bm25, passages_of, read_corpus
+from maporl.datasets.search import NOTHING, Index, Passage, QuestionSearch, bm25, read_corpus
 from maporl.datasets.search_words import indexed_words, wanted_words
 from maporl.errors import ConfigError, install_command
 from maporl.grading.spans import exact_match, token_f1
@@ -354,10 +353,3 @@ def test_the_bare_questions_find_their_paragraphs(data):
     assert found / gold > 0.6
     if len(task) == 3:
         assert (found, gold) == (6, 6)
-
-
-def test_reading_passages_refuses_what_is_none_of_their_forms():
-    assert module.passages_of(["a"]) == [Passage("", "a")]
-    for wrong in (None, 3, "text", {"title": ["a"]}, [{"title": 3, "text": "x"}], [None]):
-        with pytest.raises(ValueError, match="expected a"):
-            passages_of(wrong)

@@ -9,10 +9,9 @@ import pytest
 
 from maporl.errors import ConfigError
 from maporl.methods.fantom import MAX_CHARACTERS, SentenceEncoder, load_encoder
-from maporl.rewards.labels import label
 from maporl.sandbox.sandbox import Outcome, Sandbox
 from maporl.tasks import ANLI, FANToM, TaskError, TinyGSM, build_task, tinygsm
-from maporl.types import Dialogue, Example, Grade, Utterance
+from maporl.types import Example, Grade
 
 
 @pytest.fixture(autouse=True)
@@ -61,27 +60,21 @@ def test_labels_are_what_the_programs_return(tmp_path, caplog):
     "lines, dropped",
     [
         (["import datetime", "def f(): return datetime.datetime.now().microsecond"], "not_repeatable"),
-        (["from datetime import date as d", "def f(): return d.today().day"], "not_repeatable"),
         (["import datetime", "def f():", "    g = datetime.date.today", "    return g().day"], "not_repeatable"),
         (["import random", "def f(): return random.SystemRandom().randint(1, 10**9)"], "not_repeatable"),
         (["from random import SystemRandom as R", "def f(): return R().randint(1, 10**9)"], "not_repeatable"),
         (["def f(): return id(f)"], "not_repeatable"),
-        (["def f(): return hash(None) % 1000"], "not_repeatable"),
         (["def f(): return hash((1, f)) % 1000"], "not_repeatable"),
         (["def f():", "    g = [id, 1]", "    return g[0](g)"], "not_repeatable"),
         (["import random", "random.seed()", "def f(): return random.randint(1, 10**9)"], "not_repeatable"),
-        (["import random", "random.seed(None)", "def f(): return random.randint(1, 10**9)"], "not_repeatable"),
         (["import random as r", "def f(): return r.Random().randint(1, 10**9)"], "not_repeatable"),
-        (["import time", "def f(): return int(time.time())"], "not_repeatable"),
         (["from time import perf_counter as p", "def f(): return int(p())"], "not_repeatable"),
         (["import secrets, uuid, os", "def f(): return 1"], "not_repeatable"),
-        (["import os", "def f(): return os.urandom(1)[0]"], "not_repeatable"),
         (["import time", "def f(time=3): return time"], None),
         (["import datetime", "def f(): return datetime.date(2024, 3, 1).day"], None),
         (["import random", "def f(): return random.Random(5).randint(1, 10**9)"], None),
         (["import random", "def f(): return random.randint(1, 10**9)"], None),
         (["def f(id=3):", "    now, today = 4, 5", "    return id * now + today"], None),
-        (["def f():", "    hash = 7", "    return hash"], None),
     ],
 )
 def test_a_label_is_the_same_on_every_day_and_in_every_process(tmp_path, lines, dropped):
@@ -132,40 +125,33 @@ def test_evaluation_rows_follow_the_training_rows_and_share_no_question(tmp_path
 def test_too_many_dropped_rows_are_an_error_that_names_the_reasons(tmp_path):
     rows = [{"question": f"Q{n}?", "code": program(p)} for n, p in enumerate(["1", "2.5", "1/0", "2"])]
     source = write(tmp_path / "t.jsonl", rows)
-    with pytest.raises(
-        TaskError, match=r"2 of 3 rows were dropped \(not_integer 1, error:ZeroDivisionError 1\), more than"
-    ):
+    with pytest.raises(TaskError, match=r"2 of 3 rows were dropped \(not_integer 1, error:ZeroDivisionError 1\)"):
         len(TinyGSM(source=source, held_out=1))
     assert len(TinyGSM(source=source, held_out=1, max_dropped=0.7)) == 1
 
 
-def test_data_whose_programs_do_not_end_cost_minutes_and_not_a_night(tmp_path, monkeypatch):
-    run, ended = [], Outcome(None, "cpu")
-    monkeypatch.setattr(Sandbox, "execute", lambda self, code, call: run.append(code) or ended)
-    rows = [{"question": f"Q{n}?", "code": program(n)} for n in range(1000)]
-    source = write(tmp_path / "t.jsonl", rows)
-    with pytest.raises(
-        TaskError,
-        match="100 of the first 100 programs did not end within the sandbox's time; expected at most 50 of 999",
-    ):
-        len(TinyGSM(source=source, held_out=1, max_dropped=0.99))
-    assert len(run) == 100
-
-
-def test_programs_that_crash_or_take_long_cost_minutes_too(tmp_path, monkeypatch):
-    rows = [{"question": f"Q{n}?", "code": program(n)} for n in range(1000)]
-    source = write(tmp_path / "t.jsonl", rows)
-    outcomes = iter([Outcome(None, "cpu")] * 30 + [Outcome(None, "killed")] * 70)
+@pytest.mark.parametrize(("slow", "killed", "message"), [
+    (100, 0, "100 of the first 100 programs did not end within the sandbox's time; expected at most 50 of 999"),
+    (30, 70, r"30 of the first 100 programs did not .* time, and 70 crashed; expected at most 50"),
+])  # fmt: skip
+def test_data_whose_programs_do_not_end_cost_minutes_and_not_a_night(tmp_path, monkeypatch, slow, killed, message):
+    outcomes = iter([Outcome(None, "cpu")] * slow + [Outcome(None, "killed")] * killed)
     monkeypatch.setattr(Sandbox, "execute", lambda self, code, call: next(outcomes))
-    with pytest.raises(
-        TaskError, match=r"30 of the first 100 programs did not .* time, and 70 crashed; expected at most 50"
-    ):
-        len(TinyGSM(source=source, held_out=1, max_dropped=0.99))
+    with pytest.raises(TaskError, match=message):
+        len(TinyGSM(source=thousand_rows(tmp_path), held_out=1, max_dropped=0.99))
+    assert next(outcomes, None) is None
+
+
+def test_programs_that_take_long_cost_minutes_too(tmp_path, monkeypatch):
     monkeypatch.setattr(Sandbox, "execute", lambda self, code, call: Outcome(1, "ok"))
     clock = iter(range(0, 100_000, 40))
     monkeypatch.setattr(tinygsm, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with pytest.raises(TaskError, match=r"the first 200 of 999 programs took 80 seconds; expected at most 0\.05 each"):
-        len(TinyGSM(source=source, held_out=1))
+        len(TinyGSM(source=thousand_rows(tmp_path), held_out=1))
+
+
+def thousand_rows(folder):
+    return write(folder / "t.jsonl", [{"question": f"Q{n}?", "code": program(n)} for n in range(1000)])
 
 
 def test_an_integer_longer_than_any_label_drops_its_row_and_nothing_else(tmp_path):
@@ -393,22 +379,6 @@ def test_an_archive_that_is_not_the_published_one_is_named(tmp_path, content, na
         len(FANToM(source=str(tmp_path / "fantom.tar.gz")))
     with pytest.raises(TaskError, match=r"none\.tar\.gz: cannot be read"):
         len(FANToM(source=str(tmp_path / "none.tar.gz")))
-
-
-def test_labels_are_graded_in_one_batch(tmp_path):
-    class Counting(TinyGSM):
-        def grade_many(self, examples, texts):
-            asked.append(list(zip([e.id for e in examples], texts, strict=True)))
-            return super().grade_many(examples, texts)
-
-    asked = []
-    dialogues = [
-        Dialogue(Example(name, "?", "4"), [Utterance(n, "a", "a", n, n, [], text) for n, text in enumerate(texts)])
-        for name, texts in (("x", ["4", "5"]), ("y", ["4"]))
-    ]
-    assert label(dialogues, Counting()) == [[1.0, 0.0], [1.0]]
-    assert asked == [[("x", "4"), ("x", "5"), ("y", "4")]]
-    assert dialogues[0].utterances[1].grade.answer == "5"
 
 
 # -- ANLI --------------------------------------------------------------------------------------------------------------

@@ -85,44 +85,6 @@ def test_a_fault_of_textarena_names_the_game_and_the_words(monkeypatch):
         game.step({0: "[4]"})
 
 
-class Unequal(pettingzoo.AECEnv):
-    """Agent a moves twice before b moves once, and every move pays its author 1."""
-
-    metadata = {"name": "unequal"}
-    possible_agents = ["a", "b"]
-
-    def action_space(self, agent):
-        return gymnasium.spaces.Discrete(2)
-
-    def observation_space(self, agent):
-        return gymnasium.spaces.Discrete(100)
-
-    def observe(self, agent):
-        return self.count
-
-    def reset(self, seed=None, options=None):
-        self.agents, self.count, self.agent_selection = list(self.possible_agents), 0, "a"
-        for name, value in (
-            ("rewards", 0),
-            ("_cumulative_rewards", 0),
-            ("terminations", False),
-            ("truncations", False),
-        ):
-            setattr(self, name, dict.fromkeys(self.agents, value))
-        self.infos = {agent: {} for agent in self.agents}
-
-    def step(self, action):
-        self.rewards = {agent: int(agent == self.agent_selection) for agent in self.agents}
-        self.count += 1
-        self.agent_selection = "aab"[self.count % 3]
-
-
-def test_an_agent_of_pettingzoo_that_moves_more_often_ends_the_game_at_its_limit(monkeypatch):
-    monkeypatch.setattr("maporl.integrations.petting_zoo._made", lambda api, env, options: Unequal())
-    outcome, said = play(PlayGame("pettingzoo", options={"longest": 3}), 2, lambda ask, rng: "1")
-    assert [u.role for u in said] == ["a", "a", "b", "a"] and outcome == {"agent0": 3.0, "agent1": 1.0}
-
-
 @pytest.mark.parametrize("game", ["pettingzoo", "gymnasium"])
 @pytest.mark.parametrize(("actions", "words"), [
     (["go left", "right"], r"actions: 'go left' cannot be read: .*give one word, such as go_left"),

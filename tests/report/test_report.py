@@ -2,9 +2,9 @@
 
 import ast
 import base64
+import hashlib
 import json
 import os
-import random
 import re
 import signal
 import socket
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.parse
+import webbrowser
 from pathlib import Path
 
 import httpx2
@@ -20,9 +20,10 @@ import pytest
 from typer.testing import CliRunner
 from written_runs import AFTER, HOSTILE, NOTHING, RIGHT, WRONG, data_of, debate, utterance, write_run
 
+from maporl.cli import look as cli
 from maporl.cli.main import app
 from maporl.errors import RunError
-from maporl.evaluation.metrics import Difference, evaluate_dialogues
+from maporl.evaluation.metrics import Difference
 from maporl.integrations.hub.push import push
 from maporl.report.charts import charts, compared
 from maporl.report.counts import counts_of
@@ -30,7 +31,7 @@ from maporl.report.dialogues import entry, flags_of
 from maporl.report.failures import failures
 from maporl.report.live import LivePage, PageSeat
 from maporl.report.metric_panels import ROWS, lines_of
-from maporl.report.page import as_json, payload, render, write_report
+from maporl.report.page import payload, write_report
 from maporl.report.read import Recorded, RunReader, read_run
 from maporl.report.story import story
 from maporl.report.terminal import frame, sparkline
@@ -58,26 +59,9 @@ NAN = float("nan")
 # -- what it says -------------------------------------------------------------------------------------------------
 
 
-def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
+def test_the_page_says_whether_talking_helps_and_where_the_team_fails(tmp_path):
     run = read_run(write_run(tmp_path / "run"))
     told = {part["title"]: part["text"] for part in story(run)}
-    assert told["The team"] == (
-        "Agent ann: tiny llama, 2 layers. Agent bob: org/model, LoRA. Protocol: debate, 2 turns. Task: toy_sum. "
-        "One of its questions: \u201cq0=\u201d (right answer: 2)."
-    )
-    assert told["How it was trained"] == "Updates: 4 updates of 8 questions each."
-    # from the first turn to the last 7 x 1/2, -1/2, 2 x 0: mean 0.3, standard deviation sqrt((7 x 0.04 + 0.64 + 2 x
-    # 0.09) / 9) = 0.3496
-    # 7 questions both right, one half right: 7.5 of 10; Wilson of 7.5 of 10 by hand: 0.6806 -+ 0.2384
-    # differences 7 x 1, 1/2, 2 x 0: mean 0.75, standard deviation sqrt((7 x 0.0625 + 0.0625 + 2 x 0.5625) / 9) =
-    # 0.42492
-    assert told["What it learned"] == (
-        "The team learned to answer and to talk: first answers got better, and talking adds more to them. Talking helps "
-        "on average, but the team is not clearly better than bob alone. How often answers are right, on 10 held-out "
-        "questions. Before training: 0.0% (0.0 to 27.8%, last turn). After training: 75.0% (44.2 to 91.9%, last turn). "
-        "By talking: +30.0 points (+8.3 to +51.7 points, last turn minus first turn, after training). By training: +75.0 "
-        "points (95% interval +48.7 to +100.0, compared question by question)."
-    )
     # the last turn of all minus bob's first answers: 7 x 0, -1/2, 2 x 0
     assert told["Does talking help?"] == (
         "What talking is worth beside what one agent alone could do. Held-out questions, after training. at least one "
@@ -186,14 +170,6 @@ def test_a_game_is_told_as_a_game(tmp_path):
     assert "Agreement" not in {chart["title"] for chart in charts(run)}
 
 
-def test_a_limit_is_drawn_beside_what_it_bounds(tmp_path):
-    folder = write_run(tmp_path / "run", training={"max_grad_norm": 1.0})
-    lines = [json.loads(line) | {"ann/grad_norm": 2.0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    [norm] = [chart for chart in charts(read_run(folder)) if chart["title"] == "Gradient norm"]
-    assert norm["limit"] == (1.0, "max_grad_norm") and norm["part"] == "health"
-
-
 def test_policies_that_learn_by_different_losses_are_not_drawn_on_one_axis(tmp_path):
     folder = write_run(tmp_path / "run", training={"max_grad_norm": 1.0})
     more = {"ann/grad_norm": 2.0, "bob/grad_norm": 9.0, "ann/policy/entropy_avg": 1.0, "bob/policy/entropy_avg": 2.0}
@@ -233,7 +209,8 @@ def test_charts_have_intervals_over_the_questions_of_an_update(tmp_path):
 
 def test_the_lines_of_a_panel_are_in_order_and_named():
     names = ["eval_accuracy/turn_1", "accuracy/turn_10", "accuracy/turn_2", "accuracy/turn_2/ann", "reward/my_score", "reward/score",
-             "change/1_to_2/improved", "change/1_to_2/declined", "change/1_to_2/same", "my_policy/objective/kl", "memory/peak"]  # fmt: skip
+             "change/1_to_2/improved", "change/1_to_2/declined", "change/1_to_2/same", "my_policy/objective/kl", "memory/peak",
+             "ann/measure/trust"]  # fmt: skip
     found = {panel.title: [(line.name, line.label) for line in lines_of(panel, names)] for panel in ROWS}
     assert found["Accuracy, by turn"] == [
         ("accuracy/turn_2", "turn 2"),
@@ -247,6 +224,7 @@ def test_the_lines_of_a_panel_are_in_order_and_named():
     ]
     assert found["KL to the reference"] == [("my_policy/objective/kl", "my policy")]
     assert found["Memory"] == [("memory/peak", "peak")] and found["Agreement"] == []
+    assert found["Measures of the objective"] == [("ann/measure/trust", "ann, trust")]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +241,7 @@ def test_what_one_may_filter_by(dialogue, flags):
     assert flags_of(dialogue) == flags
 
 
-def test_calls_are_shown_and_can_be_filtered_by():
+def test_calls_and_penalties_are_shown_and_can_be_filtered_by():
     dialogue = debate("a", (RIGHT, RIGHT), (RIGHT, RIGHT))
     dialogue.utterances[0].calls = [
         Call("0.0", "buy", {"what": "tea", "count": 2}, "shop", Result("You have 2.", reward=0.5, seconds=0.25)),
@@ -272,8 +250,11 @@ def test_calls_are_shown_and_can_be_filtered_by():
     ]
     dialogue.utterances[1].turn_end = TurnEnd.LIMIT
     dialogue.lost = ("shop",)
+    dialogue.utterances[0].rewards["penalty/short"] = -0.5
+    dialogue.example.meta["level"] = 3
     shown = entry(Recorded(0, 7, "7/a", dialogue))
-    assert shown["flags"] == ["all right", "called", "call failed", "call unread", "no calls left", "lost"]
+    assert shown["flags"] == ["penalised", "all right", "called", "call failed", "call unread", "no calls left", "lost"]
+    assert (shown["key"], shown["kind"], shown["when"]) == ("0/7/a", "3", 7)
     assert shown["said"][0]["calls"] == [
         {"line": 'shop.buy(what="tea", count=2)', "result": "You have 2.", "error": None, "reward": 0.5, "seconds": 0.25, "left_out": 0},
         {"line": "a call that could not be read", "result": "it is not JSON", "error": "unread", "reward": None, "seconds": 0.0, "left_out": 0},
@@ -281,31 +262,13 @@ def test_calls_are_shown_and_can_be_filtered_by():
     ]  # fmt: skip
 
 
-def test_a_penalty_is_a_flag_and_a_kind_comes_from_the_example():
-    dialogue = debate("a", (RIGHT, RIGHT), (RIGHT, RIGHT))
-    dialogue.utterances[0].rewards["penalty/short"] = -0.5
-    dialogue.example.meta["level"] = 3
-    shown = entry(Recorded(0, 7, "7/a", dialogue))
-    assert shown["key"] == "0/7/a"
-    assert shown["flags"] == ["penalised", "all right"] and shown["kind"] == "3" and shown["when"] == 7
-
-
 def test_runs_are_compared_with_what_differs_in_their_configurations(tmp_path):
     one = read_run(write_run(tmp_path / "one/run", updates=4))
-    two = read_run(
-        write_run(
-            tmp_path / "two/run",
-            updates=6,
-            training={"learning_rate": 1e-4},
-            output_dir="x",
-            seed=None,
-            task={"name": "gsm8k"},
-        )
-    )
+    other = {"training": {"learning_rate": 1e-4}, "output_dir": "x", "seed": None, "task": {"name": "gsm8k"}}
+    two = read_run(write_run(tmp_path / "two/run", updates=6, **other))
     content = payload([one, two])
     assert [run["name"] for run in content["runs"]] == ["one/run", "two/run"]
     versus = content["comparison"]
-    assert list(versus)[:3] == ["names", "verdict", "results"], "results come before differences of the setup"
     assert versus["setup"] == [
         {"key": "task.name", "values": ['"toy_sum"', '"gsm8k"']}, {"key": "training.learning_rate", "values": ["\u2013", "0.0001"]},
         {"key": "updates", "values": ["4", "6"]},
@@ -314,15 +277,9 @@ def test_runs_are_compared_with_what_differs_in_their_configurations(tmp_path):
     assert [s["name"] for s in final["series"]] == ["one/run", "two/run"]
     assert final["series"][0]["values"] == [0.1, 0.2, 0.3, 0.4, None, None]
     assert {d["run"] for d in content["dialogues"]} == {0, 1} and not versus["comparable"]
-    assert [row["key"] for row in versus["results"]][:2] == ["right after training", "right before training"]
     rows = {row["key"]: row["values"] for row in versus["results"]}
     assert rows["updates"] == ["4", "6"] and rows["points by training"][0] == "+75.0 (+48.7 to +100.0)"
     assert versus["verdict"] == "", "tasks differ"
-    kl = next(chart for chart in compared([one, two]) if chart["title"] == "KL to the reference")
-    assert [(s["name"], s["colour"], s["values"][0]) for s in kl["series"]] == [
-        ("one/run", 0, 0.01),
-        ("two/run", 1, 0.01),
-    ]
 
 
 # -- what it survives ---------------------------------------------------------------------------------------------
@@ -334,18 +291,8 @@ def test_a_report_is_written_beside_the_run_and_again_over_itself_but_over_nothi
     assert file == folder / "report.html" and write_report([folder]) == file
     content = data_of(file.read_text())
     assert content["recorded"] == 30 and len(content["dialogues"]) == 30
-    assert [d["when"] for d in content["dialogues"]] == ["after"] * 10 + ["before"] * 10 + [
-        4,
-        4,
-        3,
-        3,
-        2,
-        2,
-        2,
-        1,
-        1,
-        1,
-    ]
+    recorded = [4] * 2 + [3] * 2 + [2] * 3 + [1] * 3
+    assert [d["when"] for d in content["dialogues"]] == ["after"] * 10 + ["before"] * 10 + recorded
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine</p>")
     with pytest.raises(RunError, match="exists and is not a report; nothing was overwritten"):
@@ -377,8 +324,6 @@ def test_text_of_models_is_data_and_nothing_else(tmp_path):
     )
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     hashes = re.findall(r"'sha256-([^']*)'", policy)
-    import hashlib
-
     assert [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts] == hashes, (
         "no other script runs"
     )
@@ -403,25 +348,6 @@ def test_a_transcript_of_200_000_tokens_is_shown_with_its_middle_left_out(tmp_pa
     [dialogue] = data_of(file.read_text())["dialogues"]
     assert "980,000 characters are left out" in dialogue["said"][0]["text"] and dialogue["said"][0]["trace"] is None
     assert file.stat().st_size < 1e6
-
-
-@pytest.mark.slow
-def test_a_report_of_500_dialogues_is_under_five_megabytes(tmp_path):
-    import random
-
-    words = [w for line in Path(__file__).read_text().split("\n") for w in line.split()]
-    rng = random.Random(0)
-
-    def long(n):
-        tokens = rng.choices(words, k=100)
-        numbers = [round(rng.gauss(0, 1), 4) for _ in tokens]
-        d = debate(f"q{n}", (WRONG, RIGHT), (RIGHT, RIGHT), text=" ".join(tokens))
-        for u in d.utterances:
-            u.trace = Trace([f" {t}" for t in tokens], numbers, numbers, numbers)
-        return d
-
-    small = write_run(tmp_path / "small", dialogues=[long(n) for n in range(500)], before=None, after=None)
-    assert write_report([small]).stat().st_size < 5e6
 
 
 def test_a_longer_run_shows_its_last_evaluation_and_an_even_selection(tmp_path):
@@ -471,47 +397,14 @@ def test_what_is_damaged_is_left_out_and_named(tmp_path, caplog, make, message):
         push(tmp_path / "run", "org/team", dry_run=True)
 
 
-def places_in(value, at=()):
-    """The place of every value within ``value``."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
-    for key, part in inside:
-        yield (*at, key)
-        yield from places_in(part, (*at, key))
-
-
-@pytest.mark.slow
-def test_a_page_is_written_of_records_with_any_damage(tmp_path):
-    """One value of a record is another, or is gone: the page shows the other records, and names this one or shows it
-    too."""
-    draw, folder, odd, named = (
-        random.Random(0),
-        tmp_path / "run",
-        [None, "x", -1, 10**30, 1.5, True, [], {}, [1], {"a": 1}, [None], [{}], "\ud800"],
-        0,
-    )
-    write_run(folder, dialogues=AFTER)
-    names = ["metrics.jsonl", "dialogues.jsonl", "evaluation_after.jsonl", "evaluation_after.json"]
-    whole = {name: (folder / name).read_text() for name in names}
-    recorded = read_run(folder).recorded
-    for number in range(200):
-        name = names[number % 4]
-        rows = [json.loads(line) for line in (whole[name].splitlines() if name.endswith("l") else [whole[name]])]
-        row = place = draw.choice(rows)
-        *way, last = draw.choice(list(places_in(row)))
-        for key in way:
-            place = place[key]
-        if draw.random() < 0.2:
-            del place[last]
-        else:
-            place[last] = draw.choice(odd)
-        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in rows))
-        run = read_run(folder)
-        as_json(payload([run]))
-        lost = 0 if name == "metrics.jsonl" or not run.damaged else 1 if name.endswith("l") else run.recorded - recorded
-        named += bool(run.damaged)
-        assert abs(recorded - run.recorded) == abs(lost), (name, way, last)
-        (folder / name).write_text(whole[name])
-    assert named > 10 and not read_run(folder).damaged
+def test_a_damaged_record_hides_no_other(tmp_path):
+    folder = write_run(tmp_path / "run", dialogues=AFTER)
+    whole = read_run(folder).recorded
+    lines = (folder / "dialogues.jsonl").read_text().splitlines()
+    lines[3] = json.dumps(json.loads(lines[3]) | {"utterances": 5})
+    (folder / "dialogues.jsonl").write_text("\n".join(lines) + "\n")
+    run = read_run(folder)
+    assert run.recorded == whole - 1 and len(run.damaged) == 1
 
 
 def test_a_run_that_was_cut_off_or_has_not_begun_has_a_report(tmp_path):
@@ -726,10 +619,6 @@ def test_the_terminal_shows_a_run_in_60_columns(tmp_path, monkeypatch):
 
 
 def test_without_a_browser_the_address_is_said(tmp_path, monkeypatch, capsys):
-    import webbrowser
-
-    from maporl.cli import look as cli
-
     def none(*arguments):
         raise webbrowser.Error
 
@@ -778,75 +667,3 @@ def test_no_command_line_and_no_other_user_sees_the_token(tmp_path):
         assert not list(temporary.glob("maporl-*"))
     finally:
         watching.kill()
-
-
-@pytest.mark.parametrize(
-    "host", ["[::1", "]", "[", "127.0.0.1:x", "", "evil.example", "127.0.0.1.evil.example", "[::1]evil"]
-)
-@pytest.mark.parametrize("path", ["", "data", "//[", "/"])
-def test_no_host_and_no_path_ends_the_live_page(live, capfd, host, path):
-    _, _, url = live
-    place = urllib.parse.urlsplit(url)
-    with socket.create_connection((place.hostname, place.port), 10) as connection:
-        asked = path if path.startswith("/") else f"{place.path}{path}"
-        connection.sendall(f"GET {asked} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        status = connection.makefile("rb").readline().split()[1]
-    assert status in (b"400", b"403") and capfd.readouterr().err == ""
-
-
-def test_a_live_page_has_no_data_and_a_written_one_no_address(tmp_path):
-    assert 'id="data" data-live="yes"></script>' in render({"title": "run", "runs": []}, live=True)
-
-
-# -- runs without labels ----------------------------------------------------------------------------------------------
-
-
-def unlabelled(name, *scores):
-    """A dialogue on a prompt without a label: ann's answer of each turn with its score."""
-    said = [
-        Utterance(
-            turn, "ann", "ann", turn, turn, [{"role": "user", "content": f"{name}="}], f"{score}",
-            grade=Grade(None, None, "no labels"), rewards={"score": score},
-        )
-        for turn, score in enumerate(scores)
-    ]  # fmt: skip
-    return Dialogue(Example(name, f"{name}=", ""), said)
-
-
-def test_a_run_without_labels_shows_rewards_and_nothing_about_right_answers(tmp_path):
-    played = [unlabelled(f"p{n}", 0.5, 1.0) for n in range(3)]
-    folder = write_run(tmp_path / "run", dialogues=played, before=played, after=played)
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in record.items() if "accuracy" not in k} for record in records]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept if len(r) > 1))
-    for when, score in (("before", 0.25), ("after", 0.75)):
-        file = folder / f"evaluation_{when}.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"rewards": {"reward/score": score}}))
-    shown = payload([read_run(folder)])
-    first = shown["charts"][0]
-    assert first["title"] == "Reward, by name" and "Accuracy, by turn" not in [c["title"] for c in shown["charts"]]
-    held_out = next(s for s in first["series"] if s["held_out"])
-    assert (first["steps"][0], first["steps"][-1]) == (0, 4) and (held_out["values"][0], held_out["values"][-1]) == (
-        0.25,
-        0.75,
-    )
-    (run,) = shown["runs"]
-    assert run["flips"] == [] and run["results"] == [] and run["failures"]["lines"] == []
-    assert [entry["flags"] for entry in shown["dialogues"]] == [[]] * 9
-    other = write_run(tmp_path / "other")
-    rows = {row["key"]: row["values"] for row in payload([read_run(folder), read_run(other)])["comparison"]["results"]}
-    assert rows["right before training"][0] == "score 0.250" and rows["right after training"][0] == "score 0.750"
-    assert "%" in rows["right after training"][1]
-    assert not [c for c in compared([read_run(folder)]) if "right" in c["about"]]
-    newest = "".join(
-        str(part.renderable) for part in frame(read_run(folder), 80).renderables if hasattr(part, "renderable")
-    )
-    assert "p" in newest and "(right" not in newest
-    assert not [name for name in evaluate_dialogues(played).metrics() if "flips" in name or "accuracy" in name]
-
-
-def test_the_measures_of_an_objective_of_ones_own_are_drawn_by_policy_and_name():
-    drawn = {panel.title: lines_of(panel, ["ann/measure/trust", "ann/objective/kl"]) for panel in ROWS}
-    assert [(line.name, line.label) for line in drawn["Measures of the objective"]] == [
-        ("ann/measure/trust", "ann, trust")
-    ]

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import maporl
 from maporl import Agent, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.cli.main import app
-from maporl.errors import ConfigError
 from maporl.report.read import read_run
 
 
@@ -52,15 +51,6 @@ def test_a_check_changes_nothing_of_the_run(trainer):
         records = read_run(made.args.output_dir).updates()
         ends.append([{k: v for k, v in record.items() if not k.startswith(clocked)} for record in records])
     assert ends[0] == ends[1]
-
-
-def test_what_a_run_would_meet_later_is_said(trainer, capsys):
-    maporl.check(trainer(per_device_train_batch_size=128, total_episodes=128, eval_questions=99))
-    printed = capsys.readouterr().out
-    assert "warning: an update has 128 questions, and the training split 80" in printed
-    assert "warning: evaluation.questions=99, but 20 are held out" in printed
-    with pytest.raises(ConfigError, match="response_length"):
-        maporl.check(trainer("long", response_length=4000))
 
 
 def test_parts_of_python_are_named(trainer, capsys):

@@ -5,7 +5,6 @@ import json
 
 import pytest
 from fast_cases import some
-from folders import ROOT
 from played_games import full_grids, shortest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 from stand_ins import FOLDER, small, stand_ins, tiny_values  # noqa: F401  # a fixture
@@ -17,7 +16,6 @@ from maporl.tasks import TaskError, build_task
 from maporl.team.loading import load_tokenizers
 from maporl.validation.load import from_dict, load
 from trl_ext.chat.encoding import encode_prompt
-from trl_ext.ppo.options import Decoding
 
 FILES = sorted(FOLDER.glob("*.yaml"))
 
@@ -40,14 +38,6 @@ def test_two_updates_with_tiny_stand_ins(path, tmp_path, monkeypatch):
 def test_two_updates_of_maporl_with_a_tiny_verifier(stand_ins, tmp_path):
     train(small(FOLDER / "maporl_gsm8k.yaml", stand_ins, tmp_path), resume=False, quiet=True)
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
-
-
-def test_another_game_begins_with_its_own_options():
-    options = {name: load(FOLDER / f"at_grpo_{name}.yaml").protocol["options"] for name in ("sokoban", "sudoku")}
-    assert options == {"sokoban": {"size": 6, "boxes": 1, "rounds": 4}, "sudoku": {"empty": 10, "rounds": 4}}
-    other = load("at_grpo_roles", ["protocol.game=plan_path"]).protocol
-    assert "options" not in other and other["after_illegal"] == "replace"
-    assert load("at_grpo_roles", ["protocol.options.rounds=2"]).protocol["options"]["size"] == 10
 
 
 def solved_sokoban(text):
@@ -115,46 +105,6 @@ def test_an_option_that_the_chat_template_does_not_use_is_refused(options, tmp_p
     values["agent_defaults"] |= {"chat_template": THINKS, "template_options": options}
     with pytest.raises(ConfigError, match=r"agents\.solver\.template_options: its chat template does not use"):
         load_tokenizers(from_dict(values))
-
-
-def test_each_has_the_published_models_data_and_lengths():
-    maporl, agentpo, at_grpo, dr_mas = (
-        load(FOLDER / f"{name}.yaml") for name in ("maporl_gsm8k", "agentpo_math", "at_grpo_plan_path", "dr_mas_math")
-    )
-    assert (len(maporl.agents), maporl.protocol["turns"], maporl.updates * maporl.questions_per_update()) == (
-        3,
-        3,
-        12800,
-    )
-    assert {agent.model for agent in maporl.agents.values()} == {"microsoft/Phi-3-mini-128k-instruct"}
-    assert (maporl.ppo.response_length, maporl.reward.sources) == (300, {"verifier": 1.0})
-    assert [(a.model, a.trainable) for a in agentpo.agents.values()] == [
-        ("Qwen/Qwen2.5-3B-Instruct", True), ("meta-llama/Llama-3.2-3B-Instruct", False),
-    ]  # fmt: skip
-    assert (agentpo.task["levels"], agentpo.task["limit"], agentpo.branching.group) == ([5], 500, 8)
-    assert {agent.model for agent in at_grpo.agents.values()} == {"Qwen/Qwen3-1.7B"}
-    assert (at_grpo.updates, at_grpo.questions_per_update(), at_grpo.branching.group) == (200, 32, 8)
-    assert at_grpo.training.learning_rate == 5e-6 and len({a.policy for a in at_grpo.agents.values()} - {None}) == 0
-    assert (at_grpo.training.lr_scheduler_type, at_grpo.training.lr_scheduler_kwargs, at_grpo.training.warmup_steps) == (
-        "cosine_with_min_lr", {"min_lr_rate": 0.3}, 10,
-    )  # fmt: skip
-    assert at_grpo.ppo.decoding == Decoding(1.0, 0.9, 20) and at_grpo.evaluation.decoding == Decoding(0.6, 0.95, 20)
-    assert {agent.model for agent in dr_mas.agents.values()} == {"Qwen/Qwen3-4B"}
-    assert (dr_mas.questions_per_update(), dr_mas.branching.group, dr_mas.ppo.response_length) == (32, 8, 4096)
-    assert (dr_mas.training.learning_rate, dr_mas.protocol["rounds"], dr_mas.evaluation.decoding) == (
-        1e-6, 1, Decoding(0.6, 0.95),
-    )  # fmt: skip
-
-
-def test_the_page_says_of_every_file_that_it_was_not_run():
-    page = (ROOT / "docs/reproduce.md").read_text()
-    assert all(f"`{path.name}`" in page and f"maporl train {path.relative_to(ROOT)}" in page for path in FILES)
-    assert page.count("Not run here.") == len(FILES) == 6
-
-
-def test_a_policy_for_all_roles_is_one_word(tmp_path):
-    shared = load(FOLDER / "at_grpo_plan_path.yaml", ["agent_defaults.policy=shared"])
-    assert {agent.policy for agent in shared.agents.values()} == {"shared"}
 
 
 def test_hard_questions_are_chosen_by_level(tmp_path):

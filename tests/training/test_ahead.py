@@ -1,6 +1,5 @@
 """Dialogues that are played while earlier ones are trained on: pacing, threads that take turns, versions, and ages."""
 
-import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,45 +29,6 @@ from trl_ext.process.waits import Discarded
 ])  # fmt: skip
 def test_which_batches_are_begun(number, in_progress, depth, last, expected):
     assert list(batches_to_begin(number, in_progress, depth, last)) == expected
-
-
-def simulated(rng):
-    """A run on a clock that moves by random times. Each answer has the weights that are there when it begins.
-
-    Returns:
-        The depth, the ages of the answers of each update, and the dialogues that were begun and trained on, as the
-        seconds of their answers.
-    """
-    depth, last, size, turns = rng.randint(1, 4), rng.randint(1, 8), rng.randint(1, 4), rng.randint(1, 4)
-    updated, clock = [], 0.0  # when each update ended
-    starts, begun, trained, ages = {}, {}, [], []
-
-    def begin(batch):
-        starts[batch] = clock
-        begun[batch] = [[rng.expovariate(1.0) * rng.choice([0.1, 1, 10]) for _ in range(turns)] for _ in range(size)]
-
-    for number in range(1, last + 1):
-        for later in batches_to_begin(number, len(starts), depth, last):
-            begin(later)
-        start, dialogues = starts.pop(number), begun[number]
-        clock = max(clock, *(start + sum(answers) for answers in dialogues))  # the learner waits for the slowest
-        asked = [start + sum(answers[:turn]) for answers in dialogues for turn in range(turns)]
-        ages.append([number - 1 - sum(end <= moment for end in updated) for moment in asked])
-        trained += dialogues
-        clock += rng.expovariate(1.0)
-        updated.append(clock)
-    return depth, ages, [dialogue for batch in begun.values() for dialogue in batch], trained
-
-
-def test_no_answer_is_older_than_the_bound_and_no_dialogue_is_lost():
-    """10,000 random schedules (section 15, row 13, of the design): slow dialogues are trained on as others are."""
-    rng, seen = random.Random(0), 0
-    for _ in range(10_000):
-        depth, ages, begun, trained = simulated(rng)
-        assert all(0 <= age <= depth for batch in ages for age in batch)
-        assert trained == begun, "in the order in which they were begun, none left out"
-        seen = max(seen, *(age for batch in ages for age in batch))
-    assert seen == 4, "the bound is reached"
 
 
 def test_one_thread_runs_at_a_time_and_others_go_on_while_it_waits():

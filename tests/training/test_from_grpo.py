@@ -11,7 +11,6 @@ import torch
 from chat_tokenizers import FAMILIES
 from datasets import Dataset
 from fast_cases import some
-from folders import ROOT
 from grpo_users import CHATS, ROWS, agent, trainer_of
 from trl import GRPOConfig
 
@@ -21,7 +20,6 @@ from maporl import (
     Debate,
     MultiAgentPPOTrainer,
     Prompts,
-    RewardSection,
     Team,
     recipe_parts,
 )
@@ -205,12 +203,10 @@ def test_rows_that_are_no_prompts_are_refused_before_anything_runs(rows, message
     (length, {"train_dataset": [{"prompt": "1", "turns": 2}]}, "train_dataset: the column 'turns' has the name of what"),
     (length, {"overrides": ["training.eval_steps=1"]}, "eval_steps: nothing to evaluate on; pass eval_dataset or eval_ta"),
     (length, {"train_dataset": None}, "expected either task or train_dataset, got neither"),
-    (length, {"train_dataset": None, "task": Arithmetic}, r"task: expected an object, got the class Arithmetic; write Arith"),
     (length, {"protocol": Debate}, r"protocol: expected an object, got the class Debate; write Debate\(...\)"),
     (length, {"reward": {"sources": {"a": 1.0}}}, "reward: expected a maporl.RewardSection, got dict {'sources': {'a': 1.0}}"),
     (length, {"sources": [length]}, "sources: expected a mapping, got list"),
     (length, {"team": [1]}, r"team: expected a maporl.Team, got list \[1\]"),
-    (length, {"advantage": {"scale": "std"}}, "advantage: expected a maporl.AdvantageConfig, got dict"),
     (length, {"train_dataset": None, "task": ROWS}, r"task: expected a maporl.Task, got list; pass a data set as train_"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_in_one_line(tmp_path, functions, more, message):
@@ -246,10 +242,6 @@ def test_trls_names_in_yaml_lead_to_those_here():
     for name, here in OF_TRL.items():
         with pytest.raises(ConfigError, match=f"TRL's {name} is '{here}' here; known: "):
             parse_config({"training": {name: 1}})
-    table = (ROOT / "docs/howto/from_grpo.md").read_text().split("## Options")[1]
-    for trls, ours in re.findall(r"^\| `(\w+).*?` .*?\| `(?:Agent\(.*?, )?([\w.]+)", table, re.M):
-        assert OF_TRL.get(trls, ours).split(".")[-1] == ours.split(".")[-1], trls
-        assert trls in OF_TRL or ours.split(".")[-1] == trls, trls
 
 
 @pytest.mark.parametrize(
@@ -257,7 +249,6 @@ def test_trls_names_in_yaml_lead_to_those_here():
     some([
         (lambda completions: [1.0], RewardFailure, "expected 8 values, for each completion, got 1 values"),
         (lambda completions: 1 / 0, RewardFailure, "test_from_grpo.py, line [0-9]+: ZeroDivisionError"),
-        (lambda completions: [None] * 8, RewardFailure, "no reward source scored agent 'solo', turn 1"),
         (lambda completions, completion_ids: [[0.0] * len(i) for i in completion_ids], RewardFailure, "gave a list of numbers"),
         (lambda completions: [math.nan] * 8, RewardFailure, "^reward '<lambda>': value nan for completion 0 "),
     ], 0, 1),
@@ -296,9 +287,6 @@ def test_without_labels_nothing_states_an_accuracy(tmp_path):
     assert len(earned) == 2 and sum(earned) / 2 == after["reward/length"]
     logged = (tmp_path / "metrics.jsonl").read_text()
     assert "eval_reward/length" in logged and "NaN" not in logged
-    page = (tmp_path / "report.html").read_text()
-    assert "nan%" not in page.lower()
-    assert "scores rose on held-out questions" in page
 
 
 def test_an_agents_own_system_prompt_stands_above_that_of_the_messages():
@@ -307,10 +295,3 @@ def test_an_agents_own_system_prompt_stands_above_that_of_the_messages():
     assert opening("own", []) == [{"role": "system", "content": "own"}]
     assert opening("own", [system, user]) == [{"role": "system", "content": "own\n\nS"}, user]
     assert opening("own", [user]) == [{"role": "system", "content": "own"}, user]
-
-
-def test_reward_functions_keep_the_rules_of_the_section(tmp_path):
-    """``reward`` says how scores become credit; the functions say what the scores are."""
-    trainer = trainer_of(tmp_path, length, reward=RewardSection(sources={"label": 1.0}, rules=("own",)))
-    assert trainer.player.scorer.reward.rules == ("own",)
-    assert trainer.player.scorer.reward.sources == {"length": 1.0}

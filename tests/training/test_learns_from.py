@@ -2,23 +2,16 @@
 
 import json
 import logging
-import re
 from dataclasses import dataclass
 
 import pytest
 
 from maporl import Agent, Arithmetic, Ask, MultiAgentPPOConfig, MultiAgentPPOTrainer, Protocol, RewardSection, Team
-from maporl.config.parse import recipe_files
 from maporl.config.schema import AdvantageConfig, BonusSection, BranchingSection, ChargeSection, PenaltySection
 from maporl.decoding import TeamSampling
-from maporl.evaluation.metrics import Evaluation, Share, TurnReport
-from maporl.evaluation.tables import learned
 from maporl.report.page import payload
 from maporl.report.read import read_run
-from maporl.run import ResolvedRun
 from maporl.training.learns_from import facts_of, learns_from
-from maporl.validation.load import load
-from maporl.validation.preflight import learned_from
 from trl_ext.ppo.options import PPOOptions
 
 MADE = {"learning_rate": 1e-4, "critic": "head", "critic_learning_rate": 2e-4, "objective": "ppo"}
@@ -72,18 +65,6 @@ def test_rules_and_comparisons_are_told():
         "group: the same prompt, agent; a question has 8 dialogues",
         "then: drop_zeros. " + told(reward, advantage)[-1].removeprefix("then: drop_zeros. "),
     ]
-
-
-@pytest.mark.parametrize("name", sorted(recipe_files()))
-def test_every_recipe_says_what_it_learns_from(name):
-    config = load(name)
-    if config.loop.stages:
-        return
-    lines = learned_from(ResolvedRun(config))
-    assert any(line.startswith("score: ") for line in lines)
-    # of agents that differ, it is said by name
-    assert any(re.match(r"([\w, ]+: )?compared: ", line) for line in lines)
-    assert not any("``" in line or ":class:" in line for line in lines)
 
 
 # -- a planner, a solver and a critic that is charged for its words ---------------------------------------------------
@@ -173,17 +154,3 @@ def test_a_source_that_takes_the_place_of_a_shared_credit_is_named_with_the_reme
     (said,) = [record.getMessage() for record in caplog.records if "takes the place" in record.getMessage()]
     assert said.startswith("words scores what critic says") and "shown it (sol)" in said
     assert "reward.charges: {words: {roles: [critic], weight: 0.01}}" in said
-
-
-def test_the_end_of_a_run_is_told_in_one_line():
-    def turn(right):
-        share = Share(right, 400)
-        return TurnReport({"ann": share}, share, share, share)
-
-    before, after = (Evaluation([turn(first), turn(last)], [], 400, 0) for first, last in ((200, 201), (199, 386)))
-    assert learned(before, after) == (
-        "held out: 50.2% before, 96.5% of the last answers right after training, and 49.8% of the first ones "
-        "(talking: +46.8 points)"
-    )
-    scored = Evaluation([], [], 400, 0, rewards={"reward/score": 0.5})
-    assert learned(None, scored) == "held out: reward/score 0.5 after training"

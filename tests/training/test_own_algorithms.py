@@ -123,7 +123,6 @@ def test_a_critic_may_warm_up_alone_in_one_policy(tmp_path):
 
 REFUSED = [
     ({"ppo": {"temperature": 0.5}}, {}, "agents.ann.algorithm.ppo.temperature: belongs to no single policy"),
-    ({"ppo": {"keep_states": False}}, {}, "agents.ann.algorithm.ppo.keep_states: belongs to no single policy.*section ppo"),
     ({"ppo": {"klcoef": 0.5}}, {}, "unknown key 'agents.ann.algorithm.ppo.klcoef'; did you mean 'kl_coef'"),
     ({"branching": {"group": 2}}, {}, "unknown key 'agents.ann.algorithm.branching'"),
     ({"ppo": {"kl_in": "loss"}}, {}, "agents.ann.algorithm: kl_in: loss needs kl_estimator k2 or k3"),
@@ -144,8 +143,6 @@ REFUSED = [
     ({"lr_scheduler_type": "sometimes"}, {}, "agents.ann.algorithm.lr_scheduler_type: unknown 'sometimes'"),
     ({"ppo": {"objective": "grpo"}}, {}, "^agents.ann.algorithm.ppo.objective: unknown 'grpo'"),
     ({"advantage": {"key": ["prompt", "agnt"]}}, {}, "agents.ann.algorithm.advantage.key: names the column 'agnt'"),
-    ({"ppo": {"vllm_mode": "x"}}, {}, "unknown key 'agents.ann.algorithm.ppo.vllm_mode'; known: num_ppo_epochs, num_mini"),
-    ({}, {"ann": {"ppo": {}}}, "unknown key 'agents.ann.ppo'; did you mean 'algorithm.ppo'"),
     ({}, {"ann": {"advantage": {}}}, "unknown key 'agents.ann.advantage'; did you mean 'algorithm.advantage'"),
     ({"critic_warmup": 9}, {}, "agents.ann.algorithm.critic_warmup: only the critics would learn in all 3 updates"),
 ]  # fmt: skip
@@ -198,9 +195,7 @@ def test_the_run_says_of_each_policy_what_it_learns_by(tmp_path):
     trainer = build_trainer(settings_of(tmp_path, {"algorithm": CRITIC}, {"algorithm": GROUPS}), quiet=True)
     policies = [line for line in trainer.learns_from if line.startswith("policy ")]
     assert [line.split(":")[0] for line in policies] == ["policy ann", "policy bob"]
-    assert "critic head at 3e-06, token_gae with baseline critic and scale std, objective ppo, KL 0.05" in policies[0]
     assert policies[0].endswith("; of its own: num_ppo_epochs 3, num_mini_batches 2, cliprange 0.1, lam 0.9")
-    assert "critic none, utterance with baseline mean and scale std, objective reinforce, no KL" in policies[1]
     told = check_run(trainer.record.config)
     assert [line for line in told if line.startswith("policy ")] == policies
 
@@ -250,18 +245,14 @@ def test_agents_of_a_program_have_algorithms_too(tmp_path):
         Algorithm(ppo={"temperature": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("arm", "critics", "passes"),
-    [("mixed", ("head", "none"), (4, 1)), ("both_ppo", ("head",) * 2, (4, 4)), ("both_groups", ("none",) * 2, (1, 1))],
-)
-def test_the_hinter_and_the_guesser_of_the_example_learn_as_their_files_say(tmp_path, arm, critics, passes):
+def test_the_hinter_and_the_guesser_of_the_example_learn_as_their_file_says(tmp_path):
     changes = [f"output_dir={tmp_path}/run", "updates=1", "warm_start.steps=0", "evaluation.questions=0"]
-    trainer = build_trainer(load(str(ROOT / f"examples/hint_and_guess/{arm}.yaml"), changes), quiet=True)
-    assert [trainer.learners[name].critic.kind for name in ("hinter", "guesser")] == [*critics]
+    trainer = build_trainer(load(str(ROOT / "examples/hint_and_guess/mixed.yaml"), changes), quiet=True)
+    assert [trainer.learners[name].critic.kind for name in ("hinter", "guesser")] == ["head", "none"]
     answers, _, _ = one_update(trainer)
     assert len(answers) == 128 and {u.agent for one in answers for u in one.utterances} <= {"hinter", "guesser"}
     steps = [{float(s["step"]) for s in learner.optimizer.state.values()} for learner in trainer.learners.values()]
-    assert all(step == {float(count)} for step, count in zip(steps, passes, strict=True) if step)
+    assert all(step == {float(count)} for step, count in zip(steps, (4, 1), strict=True) if step)
 
 
 def test_the_game_of_the_example_pays_what_is_left_of_the_guesses():
@@ -297,10 +288,3 @@ def test_a_resumed_run_has_the_algorithms_of_its_checkpoint(tmp_path):
     trainer = build_trainer(settings(GROUPS), quiet=True)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 2
-
-
-def test_an_option_of_an_agents_own_section_is_told_once_and_where_it_was_written(tmp_path):
-    groups = {"advantage": GROUPS["advantage"], "ppo": {"kl_coef": 0.0}}
-    said = check_run(settings_of(tmp_path, {"critic": "model"}, **groups))
-    unread = [line.split(": ")[1] for line in said if "nothing reads it" in line]
-    assert unread == ["agents.ann.critic"]

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from maporl import Arithmetic
-from maporl.advantages.batch import TurnBatch
-from maporl.advantages.estimator import estimate
 from maporl.advantages.slots import numbers_of
-from maporl.config.schema import AdvantageConfig, RewardSection
+from maporl.config.schema import RewardSection
 from maporl.environments.games import Game
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol
@@ -97,10 +95,6 @@ def _play(game):
         except StopIteration as end:
             return end.value
     raise AssertionError("the game went on for 20 moves")
-
-
-def test_a_game_that_ends_is_played():
-    assert _play(Small) == {"a": 2.0, "b": 0.0}
 
 
 @pytest.mark.parametrize(("game", "message"), [
@@ -226,12 +220,6 @@ def test_a_rule_that_returns_no_credits_is_named(rule, message, monkeypatch):
 def test_a_transform_that_returns_no_advantages_is_named(result, message):
     with pytest.raises(ConfigError, match=message):
         numbers_of("advantage.post: adv:Clamp: apply", lambda: result, like=torch.zeros(3))
-
-
-def test_a_transform_that_keeps_to_its_contract_is_applied():
-    batch = TurnBatch(reward=[1, 0], prompt=["q"] * 2)
-    config = AdvantageConfig(returns="utterance", baseline="mean", scale="none", key=("prompt",), post=["drop_zeros"])
-    assert estimate(batch, config).tolist() == [0.5, -0.5]
 
 
 def _divides(*_):

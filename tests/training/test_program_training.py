@@ -78,17 +78,6 @@ def test_an_update_in_which_no_agent_was_asked_says_why(tmp_path, monkeypatch, c
 
 
 @pytest.mark.slow
-def test_a_program_that_calls_in_its_own_order_is_told_the_same_again(folder, tmp_path):
-    """Which requests share a batch depends on time, and changes the rounding of log-probabilities."""
-    trained(tmp_path / "again")
-    tokens = [
-        [[u["response_ids"] for u in d["utterances"]] for d in dialogues_of(one)]
-        for one in (folder, tmp_path / "again")
-    ]
-    assert tokens[0] == tokens[1] and sum(map(len, tokens[0])) > 8
-
-
-@pytest.mark.slow
 def test_what_is_said_in_forks_is_learned_token_by_token_and_once(tmp_path):
     program = {"name": "program", "run": "test_program_training:talk", "replays": True}
     trained(tmp_path / "run", 1, protocol=program, branching={"how": "fork_every", "group": [2, 1, 2, 1]})

@@ -4,10 +4,13 @@ import dataclasses
 import importlib
 import json
 import logging
+import os
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 
 import processes
@@ -21,7 +24,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 from typer.testing import CliRunner
-from written_runs import data_of
+from written_runs import AFTER, data_of, write_run
 
 from maporl import (
     Agent,
@@ -35,25 +38,28 @@ from maporl import (
     Task,
     Team,
     TinySection,
-    build_tiny_model,
     build_tiny_tokenizer,
 )  # fmt: skip
 from maporl.cli.main import app
 from maporl.config import parse_config, read_yaml
 from maporl.config.imports import FINGERPRINTS
-from maporl.config.schema import AdvantageConfig, BranchingSection
+from maporl.config.schema import AdvantageConfig, ApiSection, BranchingSection
 from maporl.engines.scripted import ScriptedEngine
-from maporl.errors import ConfigError
 from maporl.integrations.hub import pull
+from maporl.integrations.hub.card import card
 from maporl.integrations.hub.pack import pack
 from maporl.protocols import build_protocol
 from maporl.protocols.judging import StepJudge, judged
+from maporl.report.page import payload
 from maporl.report.read import read_run
 from maporl.report.story import story
+from maporl.report.terminal import frame
 from maporl.rewards.base import RewardFailure
+from maporl.rewards.rules import RULES
 from maporl.runs.train import train
 from maporl.schedules import Freeze, Schedule
 from maporl.storage.run_folder import RunExists
+from maporl.training.parts import RunParts
 from maporl.types import Ask
 from trl_ext.files.fingerprint import DataChanged
 from trl_ext.files.manifest import CheckpointError
@@ -113,15 +119,6 @@ def assert_trained(folder):
 # -- what is refused when a trainer is made ----------------------------------------------------------------------------
 
 
-def test_a_group_of_one_is_refused_when_the_trainer_is_made(team, tmp_path):
-    """As all that the check of a configuration refuses."""
-    key = AdvantageConfig(returns="utterance", baseline="mean", key=("prompt", "agent", "turn"))
-    more = {"advantage": key, "branching": BranchingSection(group=1)}
-    with pytest.raises(ConfigError, match=r"^trainer: advantage: .* a single member"):
-        trainer_of(tmp_path / "run", team(), more=more, kl_coef=0.0)
-    assert not (tmp_path / "run").exists()
-
-
 # -- what is left, and what works on it ---------------------------------------------------------------------------
 
 
@@ -170,15 +167,6 @@ def test_a_run_leaves_everything_that_the_command_leaves_and_every_command_takes
     for name, policy in trainer.team.policies.items():
         with torch.no_grad():
             assert torch.equal(policy.model.eval()(ids).logits, loaded.policies[name].model.eval()(ids).logits)
-
-
-@pytest.mark.slow
-def test_cross_play_takes_runs_made_in_python(team, tmp_path):
-    for name in ("one", "two"):
-        trainer_of(tmp_path / name, team(), updates=1).train()
-    done = maporl("crossplay", tmp_path / "one", tmp_path / "two")
-    assert done.exit_code == 0, done.output
-    assert "Do the agents work with others?" in told(tmp_path / "one")
 
 
 @pytest.mark.slow
@@ -356,8 +344,6 @@ def test_agents_of_every_kind_come_back_also_from_the_hub(tiny, tmp_path, monkey
 
 
 def test_no_key_is_written(tiny, tmp_path, monkeypatch):
-    from maporl.config.schema import ApiSection
-
     monkeypatch.setenv("SOME_KEY", "sk-very-secret-key-0123456789")
     model, tokenizer = tiny(alphabet=ALPHABET)
     both = Team([Agent("ann", model, tokenizer), Agent("judge", engine="openai")])
@@ -469,8 +455,6 @@ def length(dialogues, task):
 
 @pytest.mark.slow
 def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run(team, tmp_path, monkeypatch):
-    from maporl.rewards.rules import RULES
-
     (folder := tmp_path / "code").mkdir()
     (folder / "my_parts.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(folder))
@@ -567,13 +551,6 @@ def test_a_script_that_would_run_again_is_not_imported(tmp_path):
         assert processes.run([tmp_path / f"{name}.py"], cwd=tmp_path).stdout == printed, name
 
 
-@pytest.mark.slow
-def test_an_evaluation_of_other_questions_is_described(team, tmp_path):
-    trainer_of(tmp_path / "run", team(), eval_task=TASK, updates=2, eval_questions=60).train()
-    assert "eval_task" in config_of(tmp_path / "run")["only_in_python"]
-    assert "held-out questions are also training questions" in told(tmp_path / "run")["What did not happen?"]
-
-
 # -- what goes wrong ----------------------------------------------------------------------------------------------
 
 
@@ -652,9 +629,6 @@ def test_a_stopped_run_says_so_and_leaves_a_report(team, tmp_path):
 
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            import os
-            import signal
-
             if state.global_step == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -707,28 +681,15 @@ CLAIMS = (
 """What the defaults of a configuration would make a report say."""
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recorded") / "run"
-    section = TinySection(hidden_size=32, layers=1, alphabet=ALPHABET)
-    tokenizer = build_tiny_tokenizer(section)
-    agents = [Agent(name, build_tiny_model(section, tokenizer), tokenizer) for name in ("ann", "bob")]
-    trainer_of(folder, Team(agents), updates=2).train()
+@pytest.fixture
+def records(tmp_path):
+    """A run of which only the records are left."""
+    folder = write_run(tmp_path / "run", dialogues=AFTER)
+    (folder / "config.yaml").unlink()
     return folder
 
 
-@pytest.fixture
-def records(recorded, tmp_path):
-    """A run of which only the records are left."""
-    shutil.copytree(recorded, tmp_path / "run", ignore=shutil.ignore_patterns("config.yaml", "initial"))
-    return tmp_path / "run"
-
-
 def everything_told(run, folder=None):
-    from maporl.integrations.hub.card import card
-    from maporl.report.page import payload
-    from maporl.report.terminal import frame
-
     record = read_run(run)
     shown = payload([record])
     page = {**shown, "dialogues": [], "rewards": {}, "runs": [{**shown["runs"][0], "config": ""}]}
@@ -773,23 +734,13 @@ def test_the_card_of_a_saved_team_claims_no_training(team, tmp_path):
     assert "ann/model.safetensors" in contents and not [note for note in notes if note.startswith("left out")]
     assert maporl("push", tmp_path / "team", "org/team", "--dry-run").exit_code == 0
     assert "saved without a task and a protocol" in error_of("play", tmp_path / "team")
-    words = [
-        "task.name=toy_sum",
-        "task.largest=9",
-        "protocol.name=debate",
-        "protocol.turns=1",
-        "evaluation.questions=4",
-    ]
-    done = maporl("eval", tmp_path / "team", *words, "ppo.response_length=3", "--json")
+    words = ["task.name=toy_sum", "task.largest=9", "protocol.name=debate", "protocol.turns=1"]
+    done = maporl("eval", tmp_path / "team", *words, "evaluation.questions=4", "ppo.response_length=3", "--json")
     assert done.exit_code == 0, done.output
 
 
 def test_every_argument_of_the_trainer_is_a_part_of_the_run():
     """An argument that is added to the trainer must be a part, which is described, or be named here."""
-    from inspect import signature
-
-    from maporl.training.parts import RunParts
-
     arguments = set(signature(MultiAgentPPOTrainer).parameters)
     parts = {field.name for field in dataclasses.fields(RunParts)}
     other_forms = {

@@ -75,14 +75,9 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
             assert len(u.trace.pieces) == len(u.response_ids)
             same = [v for d in kept["answers"] for v in d.utterances if (v.agent, v.turn) == (u.agent, u.turn)]
             credit = sum(v.rewards["credit"] for v in same) / len(same)
-            expected = {
-                "by": "scale",
-                "name": "std",
-                "key": {"agent": u.agent, "turn": u.turn},
-                "utterances": 8,
-                "questions": 8,
-            }
-            assert u.trace.compared == expected | {"credit": pytest.approx(credit, abs=1e-4)}
+            expected = {"by": "scale", "name": "std", "key": {"agent": u.agent, "turn": u.turn}}
+            expected |= {"utterances": 8, "questions": 8, "credit": pytest.approx(credit, abs=1e-4)}
+            assert u.trace.compared == expected
     written = [json.loads(line) for line in (tmp_path / "dialogues.jsonl").read_text().splitlines()]
     assert len(written) == 3
     assert [u["trace"]["logprobs"] for u in written[0]["utterances"]] == [

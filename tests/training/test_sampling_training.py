@@ -128,13 +128,6 @@ def test_the_first_ratio_is_one_and_the_engine_agrees_for_two_temperatures_of_on
     assert metrics["shared/policy/engine_gap"] < 1e-4
 
 
-def test_without_the_column_the_engine_does_not_agree(tmp_path, monkeypatch):
-    from maporl.engines.base import Request
-
-    monkeypatch.setattr(Request, "temperature", None)
-    assert two_temperatures(tmp_path).train()["shared/policy/engine_gap"] > 0.02
-
-
 def test_a_request_of_a_protocol_for_a_greedy_answer_of_a_learner_stops_the_run():
     spec = SpeakerSpec("transformers", ("shared",), frozenset({"shared"}))
     ask = Ask("ann", [], sampling=Sampling(temperature=0))

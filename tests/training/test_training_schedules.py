@@ -46,31 +46,6 @@ def test_agents_learn_one_at_a_time(tmp_path):
         assert {name for name in before if moved(trainer, name, before[name])} == {learning}
 
 
-def test_critics_can_warm_up_alone(tmp_path):
-    settings = config(
-        tmp_path,
-        schedule={"critic_warmup": 1},
-        ppo={"response_length": 3, "num_ppo_epochs": 2, "vf_coef": 1.0, "missing_eos_penalty": 1.0},
-    )
-    trainer = build_trainer(settings, quiet=True)
-    before, head = weights(trainer, "ann"), trainer.learners["ann"].value_head.linear.weight.clone()
-    one_update(trainer)
-    assert not moved(trainer, "ann", before) and not torch.equal(trainer.learners["ann"].value_head.linear.weight, head)
-    one_update(trainer)
-    assert moved(trainer, "ann", before)
-
-
-def test_the_curriculum_changes_the_task(tmp_path):
-    trainer = build_trainer(
-        config(tmp_path, schedule={"curriculum": [{"update": 2, "task": {"largest": 20}}]}), quiet=True
-    )
-    sizes = []
-    for _ in range(3):
-        sizes.append(len(trainer.next_batch().task))
-        trainer.state.global_step += 1
-    assert sizes == [80, 353, 353]
-
-
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lora):
     agents = {"ann": {"policy": "shared"}, "bob": {"policy": "shared"}}
