@@ -11,11 +11,6 @@ def turns(schedule, *updates):
     return [None if (t := schedule.plan(u).turns) is None else sorted(t) for u in updates]
 
 
-def test_without_options_everything_learns_always():
-    plan = Schedule().plan(1)
-    assert plan.turns is None and plan.learns("ann", 0) and plan.learns("ann", 7)
-
-
 def test_the_originals_cycle_for_three_and_four_turns():
     # turns from 0: 20 updates on turn 1, then blocks of 40 from the last turn down to turn 1
     assert turns(one_turn_at_a_time(3), 1, 20, 21, 60, 61, 100, 101) == [[1], [1], [2], [2], [1], [1], [2]]

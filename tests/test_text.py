@@ -33,7 +33,6 @@ from maporl.report.page import as_json, payload, write_report
 from maporl.report.read import read_run
 from maporl.report.terminal import frame
 from maporl.runs.play import told
-from maporl.tasks.base import TaskError, read_rows
 from maporl.text import all_printable, printable, text_option, well_formed
 from maporl.types import Ask, Dialogue, Example, Grade, Utterance, to_record
 from trl_ext.ppo.options import GREEDY, Checked
@@ -268,18 +267,6 @@ def test_commands_print_by_echo_and_screen_only():
     assert {f for f in found if "sandboxed" not in f} <= PRINTS.keys(), (
         "print by maporl.cli.common.echo or maporl.cli.common.Screen"
     )
-
-
-def test_a_data_set_with_half_of_a_pair_is_refused_when_it_is_read(tmp_path):
-    rows = ['{"question": "1+1=\\ud83d\\ude00", "answer": "2"}', '{"question": "a literal \\\\ud83d", "answer": "2"}']
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    assert [row["question"] for row in read_rows(str(tmp_path / "rows.jsonl"), "train")] == [
-        "1+1=\U0001f600",
-        "a literal \\ud83d",
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, '{"question": "1+1=\\uD83D", "answer": "2"}']))
-    with pytest.raises(TaskError, match="line 3 has half of a surrogate pair"):
-        read_rows(str(tmp_path / "rows.jsonl"), "train")
 
 
 def test_a_configuration_with_half_of_a_pair_is_refused_before_anything_is_loaded(tmp_path):

@@ -9,12 +9,10 @@ from tiny_run import config_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app
-from maporl.config.recipes import recipe_files
 from maporl.errors import ConfigError, Fault, refuse, refused
 from maporl.integrations.ray.check import check as cluster_faults
 from maporl.run import ResolvedRun
 from maporl.team import exchange
-from maporl.validation import check
 from maporl.validation.load import load
 
 ERROR = Fault("ppo.kl_coef", "it is -1", "set it to 0 or more")
@@ -121,9 +119,3 @@ def test_an_agent_that_is_exchanged_twice_is_found():
     assert list(exchange.exchanged(run, ["tool", "planner"])) == []
     [fault] = exchange.exchanged(run, ["tool", "tool"])
     assert str(fault) == "--swap: expected two different agents or more of ['tool', 'planner'], got ['tool', 'tool']"
-
-
-def test_no_part_finds_fault_with_a_recipe():
-    for name in recipe_files():
-        run = ResolvedRun(load(name))
-        assert [fault for part in check.PARTS for fault in part(run)] == [], name
