@@ -4,14 +4,12 @@ import fcntl
 import json
 import os
 import pty
-import re
 import select
 import struct
 import subprocess
 import sys
 import termios
 import time
-from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import processes
@@ -127,31 +125,6 @@ def test_doctor_ends_with_1_where_a_package_is_broken(monkeypatch):
     monkeypatch.setattr(doctor.importlib, "import_module", broken)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1 and "libfoo.so" in result.output
-
-
-def groups_found(monkeypatch, release="2.60.0"):
-    from maporl.runs import doctor
-
-    def known(name):
-        if release is None:
-            raise PackageNotFoundError(name)
-        return release
-
-    monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", known)
-    monkeypatch.setattr(doctor, "version", lambda name: release)
-    return doctor._groups()[0]
-
-
-def test_doctor_says_whether_policies_can_be_in_groups(monkeypatch):
-    missing = groups_found(monkeypatch, None)
-    assert missing.state == "missing" and missing.what == "policies in groups"
-    assert re.fullmatch(r"ray needs the package ray; install it with: pip install .*\[ray\]'", missing.detail)
-    old = groups_found(monkeypatch, "2.41.0")
-    assert old.state == "missing" and old.detail.startswith("ray needs Ray 2.59 or newer, got 2.41.0; update it with: ")
-    monkeypatch.setattr("maporl.integrations.ray.doctor.accelerators", list)
-    new = groups_found(monkeypatch)
-    assert new.state == "fine"
-    assert new.detail.startswith("ray 2.60.0; 0 GPUs: the processes of groups share the processor; ")
 
 
 def test_doctor_says_whether_shared_memory_is_enough_for_groups(monkeypatch, tmp_path):

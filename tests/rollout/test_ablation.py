@@ -74,6 +74,12 @@ def test_ccpo_pays_the_thinker_for_what_it_turns(tmp_path, joint, solo, thinker,
     assert all(own == pytest.approx(solver, abs=1e-4) for own in solvers.values())
 
 
+def test_a_standard_deviation_removes_the_bonus_of_ccpo(tmp_path):
+    for joint, expected in (([1, 1, -1, -1], [0.866, 0.866, -0.866, -0.866]), ([1, 1, 1, -1], [0.5, 0.5, 0.5, -1.5])):
+        both = ccpo(tmp_path, joint, [-1, -1, 1, -1], advantage={"scale": "std"})
+        assert all(own == pytest.approx(expected, abs=1e-3) for agent in both for own in agent.values())
+
+
 def test_paired_the_bonus_depends_on_the_dialogues_own_solo_answer(tmp_path):
     paired = ["last", {"counterfactual": {"weight": 0.2, "threshold": 1.0, "baseline": "paired"}}]
     thinkers, _ = ccpo(tmp_path, [1, 1, -1, -1], [-1, 1, 1, -1], reward={"rules": paired})

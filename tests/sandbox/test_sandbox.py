@@ -426,14 +426,6 @@ def test_a_worker_that_does_not_start_is_an_error(monkeypatch):
         box.run("x = 1", "f")
 
 
-def test_the_kind_is_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(module, "find_bubblewrap", lambda: (None, "none for this test"))
-    with caplog.at_level("INFO"):
-        for _ in range(3):
-            Sandbox(cache=False)
-    assert [r.getMessage() for r in caplog.records] == ["sandbox for untrusted code: restricted (none for this test)"]
-
-
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 

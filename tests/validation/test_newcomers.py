@@ -401,13 +401,6 @@ def test_a_fine_is_taken_where_some_answers_escape_it():
 # -- what a machine lacks ----------------------------------------------------------------------------------------------
 
 
-def test_quantised_models_need_their_package(monkeypatch):
-    monkeypatch.setattr("maporl.config.agents.find_spec", lambda name: None)
-    agents = {"ann": {"model": "org/name", "lora": {}, "load_in_8bit": True}}
-    with pytest.raises(ConfigError, match=r"ann.load_in_8bit: needs the package bitsandbytes; .*\[quantized\]'"):
-        from_dict({**BASE, "agents": agents})
-
-
 @pytest.mark.parametrize(("targets", "message"), [
     (["qq"], "unknown 'qq'; known: down_proj"),
     (["q_proj", "v_prj"], "unknown 'v_prj'; did you mean 'v_proj'"),
@@ -442,17 +435,15 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_run(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "the check leaves nothing"
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"env": "Nope-v0"}, r"options.env: 'Nope-v0' cannot begin for 2 players: ValueError: .*; give a game of TextArena"),
-    ({"env": "Sudoku-v0"}, "options.env: 'Sudoku-v0' cannot begin for 2 players: AssertionError"),
-    ({}, "package textarena is not installed; install it with: pip install .*textarena"),
+@pytest.mark.parametrize(("env", "message"), [
+    ("Nope-v0", r"options.env: 'Nope-v0' cannot begin for 2 players: ValueError: .*; give a game of TextArena"),
+    ("Sudoku-v0", "options.env: 'Sudoku-v0' cannot begin for 2 players: AssertionError"),
 ])  # fmt: skip
-def test_textarena_says_in_one_line_what_it_lacks(monkeypatch, options, message):
+def test_textarena_says_in_one_line_what_it_lacks(env, message):
     pytest.importorskip("textarena")
-    if not options:
-        monkeypatch.setattr("maporl.integrations.text_arena.find_spec", lambda name: None)
+    protocol = {"name": "game", "game": "textarena", "options": {"env": env}}
     with pytest.raises(ConfigError, match=message) as caught:
-        check_run(from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "options": options}}))
+        check_run(from_dict({**BASE, **GAME, "protocol": protocol}))
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"textarena has 2 to 15 players but agents are \['ann'\]"):
         from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "agents": ["ann"]}})
@@ -623,7 +614,6 @@ def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "warning"), [
-    ({"training.learning_rate": 300}, "training.learning_rate: 300 is far above what is usual of a tiny model, 1e-06 to 0.02"),
     ({"reward.sources": "{label: -1}"}, "reward.sources: label has the weight -1, so right answers cost"),
     ({"reward.rules": "[own]", "reward.share": "individual"},
      "reward.share: it is set, and nothing reads it: reward.rules take their place; remove it"),
