@@ -87,21 +87,12 @@ def test_what_is_written_is_read_again(word):
 
 
 def test_an_override_is_a_text_where_a_text_is_expected_and_a_number_where_a_number_is(tmp_path):
-    overrides = [
-        "agents.ann.tiny.alphabet=0123",
-        "training.learning_rate=1e-4",
-        "updates=1e2",
-        "seed=010",
-        "output_dir=2024-01-31",
-    ]
-    config = parse_config(read_values(written(tmp_path), [*overrides, "protocol.separator=="]))
-    assert config.agents["ann"].tiny.alphabet == "0123" and config.protocol["separator"] == "="
-    assert (config.training.learning_rate, config.updates, config.seed, config.output_dir) == (
-        1e-4,
-        100,
-        10,
-        "2024-01-31",
-    )
+    texts = ["agents.ann.tiny.alphabet=0123", "output_dir=2024-01-31", "protocol.separator=="]
+    numbers = ["training.learning_rate=1e-4", "updates=1e2", "seed=010"]
+    config = parse_config(read_values(written(tmp_path), [*texts, *numbers]))
+    assert (config.agents["ann"].tiny.alphabet, config.protocol["separator"]) == ("0123", "=")
+    assert config.output_dir == "2024-01-31"
+    assert (config.training.learning_rate, config.updates, config.seed) == (1e-4, 100, 10)
     assert parse_config(yaml.safe_load(to_yaml(config))) == parse_config(parse_yaml(to_yaml(config))) == config
     options = parse_config(read_values(written(tmp_path), ["training.lr_scheduler_kwargs={min_lr: 1e-6}"])).training
     assert options.lr_scheduler_kwargs == {"min_lr": 1e-6}
@@ -424,15 +415,12 @@ def test_modules_of_a_lora_that_the_model_lacks_are_named(targets, message):
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_run(tmp_path):
-    (tmp_path / "file").write_text("")
-    for output, message in (
-        ("/proc/nowhere/run", "output_dir: '/proc/nowhere/run' cannot be written: nothing can be made in '/proc'"),
-        (str(tmp_path / "file/run"), "file' is a file; expected a new or empty folder"),
+    with pytest.raises(
+        ConfigError, match=r"output_dir: '/proc/nowhere/run' cannot be written: nothing can be made in '/proc'"
     ):
-        with pytest.raises(ConfigError, match=message):
-            check_run(from_dict({**BASE, "output_dir": output}))
+        check_run(from_dict({**BASE, "output_dir": "/proc/nowhere/run"}))
     check_run(from_dict({**BASE, "output_dir": str(tmp_path / "a/b/run")}))
-    assert [path.name for path in tmp_path.iterdir()] == ["file"], "the check leaves nothing"
+    assert [*tmp_path.iterdir()] == [], "the check leaves nothing"
 
 
 @pytest.mark.parametrize(("env", "message"), [
@@ -580,8 +568,6 @@ def test_a_start_in_python_does_not_import_deepspeed(tmp_path):
     ("training.learning_rat=1", ".*did you mean 'learning_rate'"),
     ("qqq=1", "unknown key 'qqq'; known: "),
     ("turns=3", "unknown key 'turns'; known: .*; what a protocol or a task can be told stands below protocol: or task:"),
-    ("agents.ann.tiny.alphabet=1234", "agents.ann.tiny.alphabet: expected a text, got 1234; put a text .* in quotes:"),
-    ("agents.ann.role=no", "agents.ann.role: expected a text, got False; put a text .* in quotes:"),
     ("protocol.later={question}", r".*later: expected a text, got \{'question': None\}; put a text .* in quotes:"),
     ("task=gsm8k", "task: expected a mapping of keys to values, as {name: gsm8k}, got 'gsm8k'"),
     ("reward.rules=[{own: 1}]", "reward.rules.0.own: expected a mapping of keys to values, got 1"),
@@ -760,15 +746,8 @@ def test_a_disk_that_is_too_full_is_told_before_the_run(monkeypatch, tmp_path, f
 def test_a_tilde_is_the_home_folder_in_every_path_of_a_configuration_and_of_a_command(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     rows = {"name": "gsm8k", "source": "~/rows.jsonl", "eval_source": "~/rows.jsonl"}
-    verifier = {"model": "~/verifier"}
-    values = {
-        **BASE,
-        "output_dir": "~/run",
-        "task": rows,
-        "reward": {"verifier": verifier},
-        "agents": {"a": {"model": "~/m"}},
-    }
-    config = parse_config(values)
+    sections = {"reward": {"verifier": {"model": "~/verifier"}}, "agents": {"a": {"model": "~/m"}}}
+    config = parse_config({**BASE, "output_dir": "~/run", "task": rows, **sections})
     assert (config.output_dir, config.task["source"]) == (f"{tmp_path}/run", f"{tmp_path}/rows.jsonl")
     assert (config.agents["a"].model, config.reward.verifier.model) == (f"{tmp_path}/m", f"{tmp_path}/verifier")
     written(tmp_path, {"output_dir": "~/run"})
