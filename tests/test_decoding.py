@@ -69,12 +69,11 @@ def test_values_out_of_their_range_are_refused(given, message):
 
 
 def config(**sections):
-    agent = {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}}
     return from_dict(
         {
             "output_dir": "out",
             "task": {"name": "toy_sum", "largest": 9},
-            "agents": {"ann": agent, "bob": agent},
+            "agents": agents(),
             "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}"},
             "updates": 2,
             "training": {"use_cpu": True, "per_device_train_batch_size": 4},

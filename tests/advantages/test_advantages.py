@@ -267,17 +267,6 @@ def test_padding_enters_no_statistic():
     assert got[[1, 4]].tolist() == [0, 0]
 
 
-def test_zero_advantages_can_be_dropped():
-    batch = TurnBatch(reward=[1, 0, 1, 1], prompt=[0, 0, 1, 1])
-    assert estimate_all(batch, config(post=("drop_zeros",))).weights.tolist() == [1, 1, 0, 0]
-
-
-def test_agents_with_their_own_critics_take_one_step_differences():
-    """IAC: A = r - V, the critic's target is r."""
-    got = estimate_all(TurnBatch(reward=[1, 0], value=[0.25, 0.5]), config(baseline="critic", scale="none", key=()))
-    assert got.advantages.tolist() == [0.75, -0.5] and got.targets.tolist() == [1, 0]
-
-
 REFUSED = {
     "a group of one": (one_prompt([1, 0], agent=["a", "b"]), config(key=("prompt", "agent")), r"\{'prompt': 'q', 'agent': 'a'\} has a single member.*singleton: zero"),
     "a batch of one": (TurnBatch(reward=[1]), config(baseline="none", scale="batch_std", key=()), "single member"),

@@ -7,19 +7,10 @@ import pytest
 from folders import GOLDEN
 
 from maporl.rewards.credit import repeats
-from maporl.rewards.shaping import HORIZONS, SHARES, collaboration_bonus, share_scores
+from maporl.rewards.shaping import collaboration_bonus, share_scores
 
 NUMBERS = GOLDEN / "maporl_rewards.json"
 NAN = np.nan
-
-
-def test_a_question_that_ends_early_is_credited_up_to_its_last_turn_and_stays_nan_after():
-    scores = np.array([[[1.0], [0.0]], [[NAN], [NAN]]])
-    for horizon in HORIZONS:
-        for share in SHARES:
-            credit = share_scores(scores, horizon, share)
-            expected = [0.5, 0.5] if share == "all" and horizon != "discounted_sum" else [1.0, 0.0]
-            assert credit[0, :, 0].tolist() == expected and np.isnan(credit[1]).all()
 
 
 def test_unknown_rules_and_shapes_are_refused():
@@ -44,17 +35,6 @@ def _array(values):
 
 
 # -- the collaboration bonus --------------------------------------------------------------------------------------
-
-
-def bonus(rows, alpha=(1.0, 2.0, 4.0, 8.0), **options):
-    """One question; ``rows`` [turn][agent] -> the bonus in the same shape."""
-    return collaboration_bonus(np.array(rows, dtype=float)[:, :, None], alpha, **options)[:, :, 0].tolist()
-
-
-def test_a_tie_among_the_others_is_no_majority_and_a_turn_not_played_moves_nobody():
-    assert bonus([[0, 0, 1], [1, 0, 1]])[1][0] == 0.0
-    finished = bonus([[0, 0], [NAN, NAN]])
-    assert finished[0] == [0.0, 0.0] and np.isnan(finished[1]).all()
 
 
 @pytest.mark.parametrize("alpha", [(1, 1, 1), (1, 1, 1, 1, 1), (1, 1, 1, float("nan"))])
