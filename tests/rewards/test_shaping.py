@@ -57,6 +57,11 @@ def test_all_bonus_and_combined_golden_cases_in_both_modes(mode, expected):
         np.testing.assert_allclose(result, _array(case[expected]), atol=2e-5, err_msg=f"{case['id']} {mode}")
 
 
+def test_a_tie_among_the_others_is_no_majority():
+    moves = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 1.0]])[:, :, None]
+    assert collaboration_bonus(moves, (1.0, 2.0, 4.0, 8.0))[1, 0, 0] == 0.0
+
+
 # -- repetition ---------------------------------------------------------------------------------------------------
 
 
