@@ -33,11 +33,6 @@ def test_an_agent_is_frozen_for_a_span_both_ends_included():
     assert [never.plan(u).learns("ann", 0) for u in (1, 2, 10**9)] == [True, False, False]
 
 
-def test_the_first_turn_can_be_left_alone():
-    plan = Schedule(train_first_turn=False).plan(9)
-    assert not plan.learns("ann", 0) and plan.learns("ann", 1)
-
-
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [

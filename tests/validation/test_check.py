@@ -19,11 +19,6 @@ ERROR = Fault("ppo.kl_coef", "it is -1", "set it to 0 or more")
 WARNING = Fault("training.learning_rate", "it is 1", "1e-6 to 1e-3 is usual", "warning")
 
 
-def test_a_fault_reads_as_its_key_what_is_wrong_and_what_to_do():
-    assert str(ERROR) == "ppo.kl_coef: it is -1; set it to 0 or more"
-    assert str(Fault("seed", "expected a number")) == "seed: expected a number"
-
-
 def test_an_error_is_raised_with_where_it_comes_from_and_warnings_are_lines():
     assert refuse([WARNING]) == ["warning: training.learning_rate: it is 1; 1e-6 to 1e-3 is usual"]
     with pytest.raises(ConfigError, match=r"^x\.yaml: ppo\.kl_coef: it is -1; set it to 0 or more$"):
