@@ -89,6 +89,11 @@ def test_labels_that_no_reward_reads_refuse_nothing(tmp_path):
     assert "warning: task gsm8k, train: 1 of 1 labels cannot be read" in said
 
 
+@pytest.mark.parametrize("text", ["Answer: 5", "no", r"\boxed{Rome}"])
+def test_an_option_is_a_label_that_can_be_read(text):
+    assert grade_mathematics(text, "B) Paris").correct is False
+
+
 def test_training_questions_are_not_held_out(tmp_path):
     said = checked(tmp_path, sums(), [("  0+1=", "1"), ("1+1=", "7"), *sums(8, 2)])
     what = "warning: task gsm8k: 2 of 4 held-out questions are also training questions, 1 of them with another label; "

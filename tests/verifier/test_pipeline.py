@@ -383,7 +383,12 @@ def test_rows_that_are_no_samples_are_named(tmp_path, row, message):
     ("text", "reason"),
     [
         ("In other words, 12 of the original solution is salt.\nAnswer: 12", None),
+        ("Rewrite the fraction as 1/2.\nAnswer: 0.5", None),
+        ("The answer is 12.\n#### 12", None),
         ("#### 12\nAnswer: 13", "several_final_answers"),
+        ("Here's a plausible but incorrect solution:\nAnswer: 12", "admits_rewriting"),
+        ("This solution is incorrect.\nAnswer: 12", "admits_rewriting"),
+        ("### Instruction\nAnswer: 12", "leaked_prompt"),
         ("I deliberately made a wrong step.\nAnswer: 12", None),
         ("A deliberately wrong step.\nAnswer: 12", "admits_rewriting"),
         ("Here is my rewritten version of it.\nAnswer: 12", "admits_rewriting"),
