@@ -22,6 +22,7 @@ from maporl import (
 )
 from maporl.datasets.tiny_programs import TinyPrograms
 from maporl.errors import ConfigError
+from maporl.grading import grade_mathematics
 from maporl.tasks import Mixture, build_task
 from maporl.tasks.counts import MOST, SplitCounts, count_data, faults, overlap
 from maporl.validation.load import from_dict
