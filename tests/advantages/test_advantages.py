@@ -288,6 +288,12 @@ def test_what_cannot_be_estimated_is_refused(batch, options, message):
         estimate(batch, options)
 
 
+def test_agents_with_their_own_critics_take_one_step_differences():
+    """IAC: A = r - V, the critic's target is r."""
+    got = estimate_all(TurnBatch(reward=[1, 0], value=[0.25, 0.5]), config(baseline="critic", scale="none", key=()))
+    assert got.advantages.tolist() == [0.75, -0.5] and got.targets.tolist() == [1, 0]
+
+
 def test_a_group_of_one_may_be_declared_to_be_nothing():
     batch = one_prompt([1, 0, 5], agent=["a", "a", "b"])
     close(estimate(batch, config(key=("prompt", "agent"), singleton="zero")), [0.7071, -0.7071, 0])
