@@ -481,7 +481,7 @@ def test_no_text_tells_to_install_what_is_on_no_index():
     folders = ("maporl", "trl_ext", "reward_server", "examples", "benchmarks", "tests", "docs", "configs", ".github")
     kinds = ("py", "md", "yaml", "yml", "sh", "ipynb", "toml")  # beside the folders may lie an environment
     texts = [file for folder in folders for kind in kinds for file in (ROOT / folder).glob(f"**/*.{kind}")]
-    texts += [*ROOT.glob("*.md"), ROOT / "Makefile"]
+    texts += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile")]
     wrong = [
         f"{file.name}: {line.strip()}"
         for file in texts
