@@ -61,3 +61,10 @@ def test_the_schema_refuses_what_the_reader_refuses(values, validator):
 ], ids=str)  # fmt: skip
 def test_the_schema_accepts_what_the_reader_accepts(values, validator):
     validator.validate(values)
+
+
+def test_the_options_of_a_part_have_their_help():
+    conditions = editor_schema()["properties"]["task"]["allOf"]
+    (options,) = [c["then"]["properties"] for c in conditions if c["if"]["properties"]["name"]["const"] == "toy_sum"]
+    assert options["largest"]["type"] == "integer" and options["largest"]["default"] == 49
+    assert options["largest"]["description"]
