@@ -1,4 +1,4 @@
-"""The resolved run: its parts are built once, and everything that reads a run reads these."""
+"""The resolved run: its parts, which everything that reads a run reads."""
 
 import pytest
 

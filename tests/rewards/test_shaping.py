@@ -1,4 +1,4 @@
-"""The six rules of shared scores, by hand and against the golden cases of the original."""
+"""The rules of shared scores and the bonus against the golden cases of the original, and what these lack by hand."""
 
 import json
 

@@ -1,5 +1,4 @@
-"""What a task teaches in a warm start, whether it derives from Lessons or only defines some of its names; and toys by
-name."""
+"""What a task teaches in a warm start that only defines some of the names of Lessons."""
 
 import random
 

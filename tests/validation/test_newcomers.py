@@ -229,7 +229,8 @@ def test_a_program_is_rehearsed_with_the_sampling_of_the_training(own):
     }
     dialogue = Rehearsal(ResolvedRun(from_dict({**BASE, **changes}))).silent.dialogue
     (refused,) = dialogue.outcome.get("refused", [None])
-    assert (refused or "").partition(": this agent is being trained, and answers")[0] == ("temperature" if own else "")
+    said = "temperature: this agent is being trained, and answers are drawn with 1.3, not with 0.7; leave it out, or "
+    assert refused.startswith(said) if own else refused is None
 
 
 def asks_twice(base_url):
