@@ -2,11 +2,9 @@
 
 import pytest
 
-from maporl.config.schema import AgentSection, ApiSection
 from maporl.decoding import Sampling, SpeakerSampling, TeamSampling, greedy_learners
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun
-from maporl.types import Ask
 from maporl.validation.load import from_dict
 from trl_ext.ppo.options import Decoding
 
@@ -57,15 +55,11 @@ def test_the_longest_answer_of_an_agent():
     ("given", "message"),
     [
         ({"temperature": -0.1}, "temperature: expected a number of at least 0, or a list of them, got -0.1"),
-        ({"temperature": []}, "temperature: expected"),
-        ({"temperature": float("nan")}, "temperature: expected"),
         ({"temperature": True}, "temperature: expected"),
         ({"top_p": 0}, "top_p: expected a number above 0 and at most 1"),
-        ({"top_p": [0.5, 1.5]}, "top_p: expected"),
         ({"top_k": -1}, "top_k: expected a whole number of at least 0"),
         ({"max_tokens": 0}, "max_tokens: expected a whole number of at least 1"),
         ({"stop": [""]}, "stop: expected a list of texts that are not empty"),
-        ({"stop": "end"}, "stop: expected"),
         ({"stop": [["a"], "b"]}, "stop: expected"),
     ],
 )
@@ -75,12 +69,11 @@ def test_values_out_of_their_range_are_refused(given, message):
 
 
 def config(**sections):
-    agent = {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}}
     return from_dict(
         {
             "output_dir": "out",
             "task": {"name": "toy_sum", "largest": 9},
-            "agents": {"ann": agent, "bob": agent},
+            "agents": agents(),
             "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}"},
             "updates": 2,
             "training": {"use_cpu": True, "per_device_train_batch_size": 4},
@@ -147,8 +140,3 @@ def test_a_protocol_that_gives_roles_may_give_any_of_them_to_a_learner():
     refuse(greedy_learners(greedy, {"ann": None}, False))
     with pytest.raises(ConfigError, match=r"^here: protocol\.sampling\.worker\.temperature"):
         refuse(greedy_learners(greedy, {"ann": None}, True), "here")
-
-
-def test_fields_of_before_stay_where_they_were():
-    assert AgentSection().sampling is None and Ask("ann", []).sampling is None
-    assert ApiSection("m").temperature is None

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from scripted_training import played, recipe_values, rows, scripted_trainer
+from scripted_training import played, recipe_values, scripted_trainer
 
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import estimate, estimate_all
@@ -217,12 +217,3 @@ def test_equal_answers_are_read_once_by_a_verifier(monkeypatch):
     )
     found = verifier.score_ids([[1, 2], [3], [1, 2], [3, 4], [3]], batch_size=1)
     assert sorted(asked) == [[1, 2], [3], [3, 4]] and found[0] == found[2] and found[1] == found[4]
-
-
-def test_a_question_on_which_all_answer_alike_has_no_rows_with_drop_zeros(tmp_path):
-    """Three answers that earn 0.1 each through the trainer: their advantage is 0 and not 1e-9."""
-    values = recipe_values("grpo_single", tmp_path, branching={"group": 3}, training={"per_device_train_batch_size": 2})
-    values["reward"]["sources"] = {"label": 0.1}
-    values["advantage"] |= {"post": ["drop_zeros"], "eps": 0.0}
-    batch = played(scripted_trainer(values, lambda request: request.example.answer))
-    assert [row.advantage for row in rows(batch)] == []

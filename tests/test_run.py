@@ -1,4 +1,4 @@
-"""The resolved run: its parts are built once, and everything that reads a run reads these."""
+"""The resolved run: its parts, which everything that reads a run reads."""
 
 import pytest
 
@@ -6,11 +6,8 @@ import maporl.run
 from maporl import Chain, Debate
 from maporl.decoding import Sampling
 from maporl.errors import ConfigError
-from maporl.methods.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
-from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict
-from maporl.validation.preflight import check_run
 
 
 def config(**changes):
@@ -22,14 +19,6 @@ def config(**changes):
         "protocol": {"name": "debate", "turns": 2, "agents": ["bob", "ann"], "summariser": "eve"},
     }
     return from_dict(values | changes, "here")
-
-
-@pytest.fixture
-def built(monkeypatch):
-    """The sections of protocols that were built."""
-    sections, build = [], maporl.run.build_protocol
-    monkeypatch.setattr(maporl.run, "build_protocol", lambda *a: sections.append(a[0]) or build(*a))
-    return sections
 
 
 def test_parts_are_what_the_sections_say():
@@ -60,13 +49,6 @@ def test_stages_of_a_curriculum_are_tasks_with_their_updates():
     assert update == 3 and len(task) == 7 and task.largest == 2
 
 
-def test_a_part_is_built_once(built):
-    run = ResolvedRun(config())
-    built.clear()
-    assert run.protocol is run.protocol and run.task is run.task and run.sampling is run.sampling
-    assert isinstance(run.protocol, Debate) and len(run.speakers) == 3 and len(built) == 1
-
-
 def test_what_was_made_stands_in_the_place_of_what_is_described():
     tools = object()
     run = ResolvedRun(config(), made={"speakers": ("eve",), "tools": tools})
@@ -87,18 +69,3 @@ def test_an_empty_split_is_refused(split, remedy, monkeypatch):
     monkeypatch.setattr(maporl.run, "build_task", lambda section, which, *_: [] if which == split else ["1+1="])
     with pytest.raises(ConfigError, match=f"task: .*{remedy}"):
         _ = ResolvedRun(config()).splits
-
-
-@pytest.mark.parametrize("name", ["cory", "m_grpo", "spiral", "malt"])
-def test_a_check_builds_the_protocol_twice(name, built, tmp_path):
-    """Once to load the configuration, and once for all that is checked afterwards."""
-    values = tiny_version(name, str(tmp_path / "run"))
-    check_run(from_dict(values, name))
-    assert len(built) == 2
-
-
-def test_a_trainer_has_the_parts_of_its_run(built, tmp_path):
-    made = config(output_dir=str(tmp_path / "run"))
-    built.clear()
-    trainer = build_trainer(made, quiet=True)
-    assert len(built) == 1 and trainer.player.protocol == ResolvedRun(made).protocol

@@ -11,11 +11,6 @@ def turns(schedule, *updates):
     return [None if (t := schedule.plan(u).turns) is None else sorted(t) for u in updates]
 
 
-def test_without_options_everything_learns_always():
-    plan = Schedule().plan(1)
-    assert plan.turns is None and plan.learns("ann", 0) and plan.learns("ann", 7)
-
-
 def test_the_originals_cycle_for_three_and_four_turns():
     # turns from 0: 20 updates on turn 1, then blocks of 40 from the last turn down to turn 1
     assert turns(one_turn_at_a_time(3), 1, 20, 21, 60, 61, 100, 101) == [[1], [1], [2], [2], [1], [1], [2]]
@@ -36,11 +31,6 @@ def test_an_agent_is_frozen_for_a_span_both_ends_included():
     assert schedule.plan(2).learns("bob", 0)
     never = Schedule(freeze=[Freeze("ann", 2)])
     assert [never.plan(u).learns("ann", 0) for u in (1, 2, 10**9)] == [True, False, False]
-
-
-def test_the_first_turn_can_be_left_alone():
-    plan = Schedule(train_first_turn=False).plan(9)
-    assert not plan.learns("ann", 0) and plan.learns("ann", 1)
 
 
 @pytest.mark.parametrize(

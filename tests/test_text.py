@@ -9,8 +9,6 @@ import subprocess
 import sys
 import unicodedata
 from dataclasses import dataclass, field, fields
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import pytest
 from folders import ROOT
@@ -18,6 +16,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+from served_verifiers import Fake
 from typer.testing import CliRunner
 from written_runs import AFTER, write_run
 
@@ -33,7 +32,6 @@ from maporl.report.page import as_json, payload, write_report
 from maporl.report.read import read_run
 from maporl.report.terminal import frame
 from maporl.runs.play import told
-from maporl.tasks.base import TaskError, read_rows
 from maporl.text import all_printable, printable, text_option, well_formed
 from maporl.types import Ask, Dialogue, Example, Grade, Utterance, to_record
 from trl_ext.ppo.options import GREEDY, Checked
@@ -214,26 +212,10 @@ def test_bytes_that_are_no_text_are_asked_for_again_and_names_are_shown_as_signs
 
 
 def test_an_api_s_half_of_a_pair_is_written_down():
-    class Endpoint(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            choice = '{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4\\ud83d"}}'
-            body = f'{{"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [{choice}]}}'.encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Endpoint)
-    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    section = ApiSection(model="m", base_url=f"http://127.0.0.1:{server.server_port}/v1", retries=0, cache=False)
+    message = {"role": "assistant", "content": "4\ud83d"}
+    server = Fake({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
+    section = ApiSection(model="m", base_url=f"{server.url}/v1", retries=0, cache=False)
     [reply] = OpenAIEngine({"ann": section}, 8).generate([request()], GREEDY)
-    server.shutdown()
-    server.server_close()
     assert reply.text == "4\ufffd"
 
 
@@ -267,27 +249,6 @@ def test_commands_print_by_echo_and_screen_only():
                 found.add(str(path.relative_to(ROOT)))
     assert {f for f in found if "sandboxed" not in f} <= PRINTS.keys(), (
         "print by maporl.cli.common.echo or maporl.cli.common.Screen"
-    )
-
-
-def test_a_data_set_with_half_of_a_pair_is_refused_when_it_is_read(tmp_path):
-    rows = ['{"question": "1+1=\\ud83d\\ude00", "answer": "2"}', '{"question": "a literal \\\\ud83d", "answer": "2"}']
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    assert [row["question"] for row in read_rows(str(tmp_path / "rows.jsonl"), "train")] == [
-        "1+1=\U0001f600",
-        "a literal \\ud83d",
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, '{"question": "1+1=\\uD83D", "answer": "2"}']))
-    with pytest.raises(TaskError, match="line 3 has half of a surrogate pair"):
-        read_rows(str(tmp_path / "rows.jsonl"), "train")
-
-
-def test_a_configuration_with_half_of_a_pair_is_refused_before_anything_is_loaded(tmp_path):
-    file = tmp_path / "a.yaml"
-    file.write_text(f'extends: {ROOT}/configs/ppo/quickstart.yaml\nagents: {{ann: {{system: "be \\ud83d brief"}}}}\n')
-    result = CliRunner().invoke(app, ["check", str(file)])
-    assert result.exit_code == 2 and "agents.ann.system: expected a text that a file can hold" in result.output, (
-        result.output
     )
 
 

@@ -4,18 +4,15 @@ import fcntl
 import json
 import os
 import pty
-import re
 import select
 import struct
 import subprocess
 import sys
 import termios
 import time
-from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import processes
-import torch
 from typer.testing import CliRunner
 
 from maporl import __version__
@@ -130,37 +127,6 @@ def test_doctor_ends_with_1_where_a_package_is_broken(monkeypatch):
     assert result.exit_code == 1 and "libfoo.so" in result.output
 
 
-def groups_found(monkeypatch, release="2.60.0"):
-    from maporl.runs import doctor
-
-    def known(name):
-        if release is None:
-            raise PackageNotFoundError(name)
-        return release
-
-    monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", known)
-    monkeypatch.setattr(doctor, "version", lambda name: release)
-    return doctor._groups()[0]
-
-
-def test_doctor_says_whether_policies_can_be_in_groups(monkeypatch):
-    missing = groups_found(monkeypatch, None)
-    assert missing.state == "missing" and missing.what == "policies in groups"
-    assert re.fullmatch(r"ray needs the package ray; install it with: pip install .*\[ray\]'", missing.detail)
-    old = groups_found(monkeypatch, "2.41.0")
-    assert old.state == "missing" and old.detail.startswith("ray needs Ray 2.59 or newer, got 2.41.0; update it with: ")
-    here = r"; \d+ of \d+ GiB free"
-    monkeypatch.setattr("maporl.integrations.ray.doctor.accelerators", list)
-    new = groups_found(monkeypatch)
-    assert new.state == "fine"
-    assert re.fullmatch(r"ray 2\.60\.0; 0 GPUs: the processes of groups share the processor" + here, new.detail)
-    monkeypatch.setattr(
-        "maporl.integrations.ray.doctor.accelerators", lambda: [torch.device("cuda", 0), torch.device("cuda", 1)]
-    )
-    two = r"ray 2\.60\.0; 2 GPUs: each process of a group can have its own"
-    assert re.fullmatch(two + here, groups_found(monkeypatch).detail)
-
-
 def test_doctor_says_whether_shared_memory_is_enough_for_groups(monkeypatch, tmp_path):
     from maporl.integrations.ray.ray_cluster import OBJECT_STORE
     from maporl.runs import doctor, doctor_groups
@@ -171,11 +137,7 @@ def test_doctor_says_whether_shared_memory_is_enough_for_groups(monkeypatch, tmp
     assert [(own.state, own.detail) for own in found] == [("fine", f"2.5 GiB free in {tmp_path}; groups take up to 2")]
     free[0] = 64 * 2**20  # what a container has by default
     found = doctor_groups._shared_memory(OBJECT_STORE, tmp_path)
-    assert found[0].state == "missing"
-    assert found[0].detail == (
-        f"0.1 GiB free in {tmp_path}, and groups take up to 2; Ray then uses the disk, which is slow; give it more (of "
-        "a container: docker run --shm-size=4g)"
-    )
+    assert found[0].state == "missing" and "docker run --shm-size=4g" in found[0].detail
     assert doctor_groups._shared_memory(OBJECT_STORE, tmp_path / "none") == []
 
 

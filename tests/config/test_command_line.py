@@ -3,19 +3,15 @@
 import errno
 import subprocess
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from maporl.cli.main import app
 from maporl.config.command_line import command
 from maporl.errors import ConfigError, RunError
-from maporl.loops.sft_options import SFTOptions
-from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOptions
-from reward_server.options import ServerOptions
 from trl_ext.process.interruptions import Interrupted
 
 
@@ -128,26 +124,6 @@ def test_quiet_silences_standard_output_only():
     loud, silent = run(talk), run(talk, "--quiet")
     assert (loud.stdout, loud.stderr) == ("words\n", "warning\n")
     assert (silent.stdout, silent.stderr) == ("", "warning\n")
-
-
-@pytest.mark.parametrize(("words", "kind"), [
-    (["sft"], SFTOptions),
-    (["serve"], ServerOptions),
-    (["verifier", "generate"], GenerateOptions),
-    (["verifier", "balance"], BalanceOptions),
-    (["verifier", "train"], TrainOptions),
-])  # fmt: skip
-def test_every_field_is_an_option_with_the_fields_default(words, kind):
-    found = typer.main.get_command(app)
-    for word in words:
-        found = found.commands[word]
-    options = {option.name: option for option in found.params}
-    for declared in fields(kind):
-        option = options[declared.name]
-        assert option.opts == [declared.metadata.get("name", f"--{declared.name.replace('_', '-')}")]
-        assert option.help == declared.metadata.get("help")
-        if not option.required:
-            assert (() if option.multiple and option.default is None else option.default) == declared.default
 
 
 def test_no_help_page_imports_what_is_slow():

@@ -129,10 +129,8 @@ def test_a_typed_label_has_one_text(tmp_path, values, texts):
 
 @pytest.mark.parametrize(("name", "value", "shown"), [
     ("a.parquet", 1e17, r"1e\+17 of the type float"),
-    ("a.parquet", 12345678901234568.0, r"1.2345678901234568e\+16 of the type float"),
     ("a.parquet", 0.1 + 0.2, "0.30000000000000004 of the type float"),
     ("a.parquet", float("inf"), "inf of the type float"),
-    ("a.parquet", float("nan"), "nan of the type float"),
     ("a.parquet", True, "True of the type bool"),
     ("a.parquet", b"5", "b'5' of the type bytes"),
     ("a.parquet", datetime.time(12, 30), r"datetime.time\(12, 30\) of the type time"),
@@ -140,7 +138,6 @@ def test_a_typed_label_has_one_text(tmp_path, values, texts):
     ("a.parquet", [[5]], r"\[5\] of the type list"),
     ("a.jsonl", "true", "True of the type bool"),
     ("a.jsonl", '{"a": 5}', "{'a': 5} of the type dict"),
-    ("a.json", "[5, [6]]", r"\[6\] of the type list"),
     ("a.json", "NaN", "nan of the type float"),
 ])  # fmt: skip
 def test_a_label_without_one_text_is_refused(tmp_path, name, value, shown):

@@ -27,7 +27,6 @@ from maporl.report.live import LivePage
 from maporl.report.read import read_run
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunFolder
-from maporl.validation.editor_schema import editor_schema
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 
@@ -112,7 +111,7 @@ def test_a_known_part_comes_before_any_import():
     assert look_up("a:b", {"a:b": 3}, "x") == 3
 
 
-def test_what_another_process_cannot_import_has_no_name(write, tmp_path):
+def test_what_another_process_cannot_import_has_no_name(write, tmp_path, monkeypatch):
     class Local:
         pass
 
@@ -122,27 +121,12 @@ def test_what_another_process_cannot_import_has_no_name(write, tmp_path):
     odd = types.ModuleType("odd_a")
     exec("class Task:\n    pass\n", vars(odd))
     odd.Task.__module__ = "odd_a"
-    sys.modules["odd_a"] = odd
+    monkeypatch.setitem(sys.modules, "odd_a", odd)
     write("twice_a.py", "def one():\n    pass\nkept = one\ndef one():\n    pass\n")
     use("twice_a:kept", tmp_path)
     shadowed = look_up("twice_a:kept", {}, "x")
-    try:
-        for part in (
-            Local,
-            lambda: 0,
-            script.Task,
-            odd.Task,
-            functools.partial(print),
-            3,
-            "a",
-            None,
-            len,
-            [].append,
-            shadowed,
-        ):
-            assert import_name(part) is None, part
-    finally:
-        del sys.modules["odd_a"]
+    for part in (Local, lambda: 0, script.Task, odd.Task, functools.partial(print), 3, None, len, [].append, shadowed):
+        assert import_name(part) is None, part
     assert import_name(subprocess.Popen) == "subprocess:Popen" and import_folder("subprocess:Popen") is None
     assert import_name(imports.look_up) == "maporl.config.imports:look_up"
 
@@ -150,7 +134,6 @@ def test_what_another_process_cannot_import_has_no_name(write, tmp_path):
 @pytest.mark.parametrize(("name", "words"), [
     ("reversl_b:Reversal", ["no module 'reversl_b' in {folder}, or among the installed", "did you mean 'reversal_b'?"]),
     ("nowhere_b:Task", ["no module 'nowhere_b' in {folder}, or", "pythonpath=FOLDER"]),
-    ("reversal_b.inner:Task", ["no module 'reversal_b.inner'"]),
     ("raises_b:Task", ["the module raises_b cannot be imported: {folder}/raises_b.py, line 3: ZeroDivisionError: division"]),
     ("calls_b:Task", ["{folder}/calls_b.py, line 2: ValueError: oh no"]),
     ("syntax_b:Task", ["{folder}/syntax_b.py, line 1: SyntaxError: "]),
@@ -178,15 +161,11 @@ def test_a_module_that_cannot_be_imported_is_named_in_one_line(write, tmp_path, 
 @pytest.mark.parametrize(("name", "words"), [
     ("reversal_c:Reversl", "unknown 'Reversl'; did you mean 'Reversal'?"),
     ("reversal_c:half", "expected a class derived from collections.abc.Sized, got the function half"),
-    ("reversal_c:NUMBER", "got a value of type int"),
-    ("reversal_c:random", "got the module random"),
-    ("reversal_c:Reversal.nothing", "unknown 'nothing'"),
     ("reversal_c.Reversal", "here perhaps reversal_c:Reversal"),
     ("reversal_c.py:Reversal", "here perhaps reversal_c:Reversal"),
     ("./tasks/reversal_c.py:Reversal", "here perhaps tasks.reversal_c:Reversal"),
     ("reversal_c", "unknown 'reversal_c'; known: toy; your own is named MODULE:OBJECT"),
     (None, "unknown None"),
-    (["a"], "unknown ['a']"),
 ])  # fmt: skip
 def test_an_object_that_does_not_serve_is_named_in_one_line(write, tmp_path, name, words):
     from collections.abc import Sized
@@ -415,46 +394,29 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
     """A script finds its modules beside itself. The command line must find them there too."""
     project("py_h")
     monkeypatch.syspath_prepend(str(tmp_path / "project"))
-    config = from_dict(values_of(tmp_path, "py_h"))
-    assert config.pythonpath == [str(tmp_path / "project")]
-    assert (
-        from_dict(
-            values_of(tmp_path, "py_h", task={"name": "maporl.playground.arithmetic:Arithmetic"}, schedule={})
-        ).seed
-        == 0
-    )
+    assert from_dict(values_of(tmp_path, "py_h")).pythonpath == [str(tmp_path / "project")]
 
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"task": {"name": "M_task:Reversal", "digit": 2}}, "task: unknown key 'digit'; did you mean 'digits'?"),
     ({"task": {"name": "M_task:Reversal", "digits": "x"}}, "task: digits: expected a whole number, got 'x'"),
-    ({"task": {"name": "M_task:Reversl"}}, "task.name: M_task:Reversl: unknown 'Reversl'; did you mean 'Reversal'?"),
-    ({"task": {"name": "M_task:half"}}, "expected a class derived from maporl.Task, got the function half"),
     ({"task": {"name": "M:Relay"}}, "expected a class derived from maporl.Task, got the class Relay"),
     ({"task": {"name": "M_odd:Plain"}}, "the class Plain is not a dataclass; write @dataclass(frozen=True)"),
     ({"task": {"name": "M_odd:Half"}}, "the class Half does not define grade"),
     ({"task": {"name": "M_odd:Unsplit"}}, 'M_odd:Unsplit has no field split; add split: str = "train"'),
     ({"task": {"name": "M_odd:Odd"}}, "the class Odd has a field that no configuration can set"),
     ({"protocol": {"name": "M_task:Reversal"}}, "protocol.name: M_task:Reversal: expected a class derived from maporl.Protocol, got the class Reversal"),
-    ({"protocol": {"name": "M:Relay", "turn": 2}}, "protocol: unknown key 'turn'; did you mean 'turns'?"),
     ({"protocol": {"name": "game", "game": "M:Relay"}}, "game: M:Relay: expected a class derived from maporl.Game, got the class Relay"),
-    ({"protocol": {"name": "game", "game": "M:Quik"}}, "game: M:Quik: unknown 'Quik'; did you mean 'Quick'?"),
-    ({"reward": {"sources": {"M_task:hafl": 1.0}}}, "reward.sources: M_task:hafl: unknown 'hafl'; did you mean 'half'?"),
     ({"reward": {"sources": {"M:Best": 1.0}}}, "expected f(dialogues, task) or a RewardSource, got the class Best"),
     ({"reward": {"sources": {"M:Sized": 1.0}}}, "expected a class without arguments, got (size)"),
-    ({"reward": {"sources": {"M:whole": 1.0}}}, None),
     ({"reward": {"sources": {"M:two": 1.0}}}, "expected a function of (dialogues, task), got one of (advantages, returns, groups"),
-    ({"reward": {"sources": {"M_task:NUMBER": 1.0}}}, "expected a function of (dialogues, task), got a value of type int"),
     ({"reward": {"rules": ["M:Times"]}}, "reward.rules: M:Times: expected a class derived from maporl.Rule, got the class Times"),
-    ({"reward": {"rules": [{"M:Best": {"beta": 1}}]}}, "reward.rules.M:Best: unknown key 'beta'"),
     ({"advantage": {"returns": "M:first"}}, "advantage.returns: M:first: expected a function of (batch, config), got one of (returns"),
-    ({"advantage": {"returns": "M:within"}}, "expected a function of (batch, config), got a value of type Baseline"),
     ({"advantage": {"returns": "utterance", "baseline": "M:whole"}}, "advantage.baseline: M:whole: expected a function of (returns, "),
     ({"advantage": {"returns": "utterance", "baseline": "none", "post": ["M:Best"]}}, "advantage.post: M:Best: expected a class"),
     ({"ppo": {"objective": "M:whole"}}, "ppo.objective: M:whole: expected a function of (new, old, advantages, mask, options)"),
     ({"ppo": {"objective": "M_odd:mean_loss"}}, "objective M_odd:mean_loss: returned losses that are a tensor []; expected"),
     ({"advantage": {"returns": "utterance", "baseline": "M_odd:short"}}, "advantage.baseline: M_odd:short returned a tensor ["),
-    ({"ppo": {"objective": "pppo"}}, "ppo.objective: unknown 'pppo'; did you mean 'ppo'?"),
     ({"schedule": {"curriculum": [{"update": 2, "task": {"name": "M_task:Nobody"}}]}}, "update 2: task.name: M_task:Nobody: unknown"),
     ({"branching": {"how": "M:Relay"}}, "got 'M:Relay'; no part of your own can be named here"),
     ({"agents": {"ann": {**TINY, "engine": "M:Relay"}}}, "agents.ann.engine: unknown 'M:Relay'; known: transformers, "),
@@ -478,9 +440,6 @@ def test_a_part_that_does_not_serve_is_refused_before_a_model_loads(
         "def short(returns, groups, weights, batch, config, state): return returns[:1]\n",
     )
     file = project("M", **{"schedule": {}, "advantage": {}, "reward": {}, "ppo": {"response_length": 3}, **changes})
-    if words is None:  # two arguments are two arguments
-        check_run(load(file))
-        return
     with pytest.raises(ConfigError) as caught:
         check_run(load(file))
     assert words in str(caught.value) and "\n" not in str(caught.value), caught.value
@@ -503,14 +462,6 @@ def test_a_name_is_looked_up_anew_in_another_section(project, tmp_path):
         assert load_config([str(file), *words], None, None).reward.sources == expected
     rules = load(file, ["reward.rules=[own]", "advantage={}"])
     assert rules.reward.rules == ("own",)
-
-
-def test_editors_accept_such_names(project):
-    validator = pytest.importorskip("jsonschema").Draft202012Validator(editor_schema())
-    values = yaml.safe_load(project("schema_j").read_text())
-    for folders in ("src", ["src", "lib"]):
-        assert list(validator.iter_errors(values | {"pythonpath": folders})) == []
-    assert list(validator.iter_errors(values | {"pythonpath": 3})) != []
 
 
 # -- commands --------------------------------------------------------------------------------------------------------

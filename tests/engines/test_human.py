@@ -13,8 +13,7 @@ from maporl.cli.main import app
 from maporl.methods.tiny_versions import tiny_version
 from maporl.report.read import read_run
 from maporl.run import ResolvedRun
-from maporl.runs.play import Game, told
-from maporl.types import Dialogue, Example, Grade, Utterance
+from maporl.runs.play import Game
 from maporl.validation.load import from_dict, load
 
 QUICK = "configs/ppo/quickstart.yaml"
@@ -103,17 +102,6 @@ def test_a_seat_in_other_protocols(tmp_path, recipe):
     [dialogue] = game.play(1)
     own = [u for u in dialogue.utterances if u.agent == game.person]
     assert own and all(u.text == "1" for u in own) and shown
-
-
-def test_words_at_the_end_say_who_was_right():
-    def one(agent, right):
-        return Utterance(0, agent, agent, 0, 0, [], "x", grade=Grade("2" if right else None, right, ""))
-
-    dialogue = Dialogue(Example("q", "1+1=", "2\x1b[31m"), [one("ann", True), one("bob", False)])
-    assert told(dialogue) == (
-        "The right answer is 2\u241b[31m.\n  turn 1, ann: 2: right\n  turn 1, bob: nothing that could be read: "
-        "wrong\n  the vote: right"
-    )
 
 
 def test_a_person_plays_on_the_page(tmp_path, settings):

@@ -3,13 +3,10 @@
 The API is a real server, and is scripted.
 """
 
-import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-
 import pytest
 import yaml
 from asked_programs import post
+from served_verifiers import Fake
 
 from maporl.errors import ConfigError
 from maporl.runs.build import build_player
@@ -51,28 +48,14 @@ DOUBLE, UP = '<call>{"name": "double", "arguments": {"n": 4}}</call>', '<call>{"
 
 @pytest.fixture
 def api():
-    """A server that answers with the next of ``says``, and keeps what it is asked in ``asked``."""
+    """A server that answers with the next of ``script``, and keeps what it is asked."""
+    server = Fake()
+    server.usage = None
+    return server
 
-    class Endpoint(BaseHTTPRequestHandler):
-        def do_POST(self):
-            server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            content, reason = server.says.pop(0)
-            choice = {"finish_reason": reason, "message": {"role": "assistant", "content": content}}
-            body = json.dumps({"choices": [choice], "usage": server.usage}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    server.asked, server.says, server.usage = [], [], None
-    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+def asked(api):
+    return [body for _, _, body in api.asked]
 
 
 @pytest.fixture
@@ -81,9 +64,11 @@ def play(api, tmp_path, forgotten):
     (tmp_path / "shelf_of_tools.py").write_text(MODULE)
 
     def run(says, sections=None, **agent):
-        api.says[:] = [one if isinstance(one, tuple) else (one, "stop") for one in says]
-        url = f"http://127.0.0.1:{api.server_port}/v1"
-        section = {"model": "m", "base_url": url, "cache": False, "retries": 0}
+        told = [one if isinstance(one, tuple) else (one, "stop") for one in says]
+        choices = [{"finish_reason": reason, "message": {"role": "assistant", "content": one}} for one, reason in told]
+        api.script[:] = [{"choices": [choice], "usage": api.usage} for choice in choices]
+        api.asked.clear()
+        section = {"model": "m", "base_url": f"{api.url}/v1", "cache": False, "retries": 0}
         config = {
             "output_dir": str(tmp_path / "run"),
             "task": {"name": "toy_sum"},
@@ -103,7 +88,7 @@ def play(api, tmp_path, forgotten):
         player = build_player(load(tmp_path / "config.yaml"))
         task = build_task({"name": "toy_sum"}, "train", 0)
         [dialogue] = player.play([task[0]], task, Decoding(1.0))
-        assert not api.says
+        assert len(api.asked) == len(says)
         return [u for u in dialogue.utterances if u.agent == "ann"]
 
     return run
@@ -115,7 +100,7 @@ def test_it_calls_and_is_told_the_result(play, api):
     assert [u.stop for u in (first, second, third)] == [Stop.STOP, Stop.STOP, Stop.EOS]
     assert third.turn_end is TurnEnd.ANSWER and third.answers and third.rewards["counter"] == 1.0
     assert not first.trainable and not first.response_ids
-    system, _, *rest = api.asked[-1]["messages"]
+    system, _, *rest = asked(api)[-1]["messages"]
     assert "double(n: integer): Double a number." in system["content"] and "up(): Count up." in system["content"]
     assert rest == [
         {"role": "assistant", "content": DOUBLE},
@@ -123,7 +108,7 @@ def test_it_calls_and_is_told_the_result(play, api):
         {"role": "assistant", "content": UP},
         {"role": "user", "content": "up returned: 1"},
     ]
-    assert not any("stop" in body or "tools" in body for body in api.asked)
+    assert not any("stop" in body or "tools" in body for body in asked(api))
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
@@ -131,7 +116,7 @@ def test_a_result_that_it_makes_up_is_left_out(play, api, reason):
     """A completion of weights ends at the call's last tag. An API goes on, and then its answer is cut there."""
     first, second = play([(f"{DOUBLE}\ndouble returned: 9\n{UP}", reason), "Answer: 8"])
     assert first.text == DOUBLE and first.stop is Stop.STOP and [call.name for call in first.calls] == ["double"]
-    assert api.asked[1]["messages"][-2:] == [
+    assert asked(api)[1]["messages"][-2:] == [
         {"role": "assistant", "content": DOUBLE},
         {"role": "user", "content": "double returned: 8"},
     ]
@@ -153,14 +138,14 @@ def test_a_call_that_is_cut_by_length_is_not_carried_out(play):
 
 def test_its_own_stop_strings_are_sent_and_those_of_calls_are_not(play, api):
     first, second = play([DOUBLE, "Answer: 8"], sampling={"stop": ["END"]})
-    assert [body["stop"] for body in api.asked] == [["END"], ["END"]]
+    assert [body["stop"] for body in asked(api)] == [["END"], ["END"]]
     assert first.stop is Stop.STOP and first.calls[0].result.text == "8" and second.stop is Stop.EOS
 
 
 def test_several_calls_in_one_answer(play, api):
     first, _ = play([f"{DOUBLE}{UP}", "Answer: 8"], limits={"parallel": True})
     assert [call.result.text for call in first.calls] == ["8", "1"] and first.stop is Stop.EOS
-    assert api.asked[1]["messages"][-1]["content"] == "double returned: 8\nup returned: 1"
+    assert asked(api)[1]["messages"][-1]["content"] == "double returned: 8\nup returned: 1"
 
 
 TOLD = []
@@ -188,7 +173,7 @@ def test_a_program_is_told_all_calls_of_an_answer_its_tokens_and_what_an_api_can
         [],
     ]
     assert TOLD[0]["usage"] == {"prompt_tokens": 50, "completion_tokens": 9, "total_tokens": 59}
-    assert first.tags["usage"] == [50, 9] and [body.get("seed") for body in api.asked] == [None, 7]
+    assert first.tags["usage"] == [50, 9] and [body.get("seed") for body in asked(api)] == [None, 7]
     assert [u.tags["refused"].partition(":")[0] for u in refused] == ["n", "n", "logprobs"]
     assert TOLD[2]["error"]["message"] == refused[0].tags["refused"]
 

@@ -42,13 +42,6 @@ def test_agents_that_answer_the_same_question_are_no_independent_samples_of_it()
     assert turn.team.total == 10
 
 
-def test_a_tie_gives_its_share_and_what_cannot_be_read_loses_it():
-    tie, unread = dialogue("45"), dialogue("45")
-    unread.utterances[1].grade = Grade(None, False, "")
-    assert evaluate_dialogues([tie]).turns[0].majority.value == 0.5
-    assert evaluate_dialogues([unread]).turns[0].majority.value == 1.0
-
-
 def test_rewards_are_logged_by_agent_and_turn_and_penalties_counted():
     played = dialogue("45", "44")
     for u, bonus in zip(played.utterances, (0.0, -1.0, 0.5, 1.0), strict=True):

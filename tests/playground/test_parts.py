@@ -16,7 +16,6 @@ from maporl.environments.build import ToolGrant
 from maporl.environments.world import EnvironmentSpec, World
 from maporl.errors import ConfigError
 from maporl.methods.route import Route
-from maporl.methods.tiny_versions import BARE
 from maporl.playground.teacher import is_taught, play_teacher
 from maporl.protocols import CallReturn, Debate
 from maporl.rewards.build import build_sources
@@ -199,27 +198,6 @@ class TestAnOrchestrator:
         said = [Utterance(n, "a", "a", 0, order, [], "", answers=n == 25) for n, order in enumerate(orders)]
         assert len(said) == 26
         assert self.steps([Dialogue(Parts()[0], said)]) == [18.0]
-
-
-@pytest.mark.slow
-def test_one_agent_that_searches_is_trained(tmp_path):
-    pytest.importorskip("bm25s", reason="needs the extra search")
-    from maporl.runs.train import train
-    from maporl.validation.load import from_dict
-
-    values = {
-        "output_dir": str(tmp_path / "run"), "task": {"name": "tiny_hops"}, "updates": 1, "protocol": {"name": "debate", "turns": 1},
-        "agents": {"ann": {"tiny": {"alphabet": string.printable[:95], "context": 512}, "call_format": "tags", "call_texts": BARE}},
-        "environments": {"library": {"use": "bm25", "options": {"k": 1}}}, "branching": {"group": 4}, "dialogues_logged": 99,
-        "warm_start": {"steps": 60, "batch_size": 16, "learning_rate": 0.01, "agents": {"ann": {"calls": 1.0}}},
-        "ppo": {"response_length": 24, "kl_coef": 0.0}, "evaluation": {"questions": 0},
-        "training": {"per_device_train_batch_size": 4, "use_cpu": True},
-    }  # fmt: skip
-    train(from_dict(values), resume=False, quiet=True)
-    dialogues = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
-    calls = [c for d in dialogues for u in d.get("dialogue", d)["utterances"] for c in u["calls"]]
-    found = [c["result"]["text"] for c in calls if c["result"] and c["name"] == "search"]
-    assert any(text.startswith("[") for text in found), "it has learned to write a search that finds something"
 
 
 def test_the_page_on_an_orchestrator_is_a_run(tmp_path):

@@ -21,11 +21,6 @@ def test_feedback_tells_the_author_its_own_score_and_the_others_that_of_what_the
     assert prompts["bob"][1].startswith("Your last answer was scored 0.000 out of 1.0: it is very likely wrong.")
 
 
-def test_without_feedback_no_prompt_mentions_a_score():
-    _, prompts = play(Debate(turns=2), {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
-    assert not any(word in text for own in prompts.values() for text in own for word in ("score", "reward"))
-
-
 @pytest.mark.parametrize(
     ("score", "words"),
     [(0.0, "very likely wrong"), (0.3, "may be wrong"), (0.6, "seems right"), (0.799, "seems right"), (0.8, "likely right")],

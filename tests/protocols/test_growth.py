@@ -27,13 +27,6 @@ def longest(dialogues):
     return {max(u.turn for u in d.utterances if u.agent == a) + 1 for d in dialogues for a in ("ann", "bob")}
 
 
-def test_a_limit_holds_for_a_hundred_steps_and_the_last_one_stays():
-    growth = Growth({"turns": [6, 13, 20]}, every=100)
-    protocol = Debate(turns=20)
-    found = [grown(protocol, growth, step + 1).turns for step in (0, 99, 100, 199, 200, 500)]
-    assert found == [6, 6, 13, 13, 20, 20]
-
-
 def test_an_option_of_a_game_leaves_its_other_options():
     game = PlayGame(game="plan_path", options={"size": 3, "limit": 6})
     growth = Growth({"options.limit": [2, 4]}, every=5)

@@ -157,6 +157,7 @@ EPISODES = {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1}, "rul
         ({"advantage": {"returns": "chain_gae", "baseline": "none"}}, r"needs a critic's values"),
         ({"advantage": {"returns": "turn_gae"}, "training": {"critic": "none"}}, r"agent 'ann' has none"),
         ({"advantage": {"post": ["drop_zeros"]}}, r"need one number per utterance"),
+        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent"], "post": ["drop_zeroes"]}}, r"advantage\.post: unknown 'drop_zeroes'; did you mean 'drop_zeros'"),
         ({"branching": {"how": "tree", "group": 4}, "protocol": {"name": "collaboration"}}, r"steps that nothing scores yet"),
         ({"branching": {"how": "fork_every"}}, r"fork_every needs at least 2"),
         ({"branching": {"joint": "cross", "group": 2}}, "cross combines answers of forked steps"),

@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import httpx2
 import processes
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("fastapi")
 
@@ -30,7 +31,7 @@ from maporl.verifier.encoding import CHARACTERS_PER_TOKEN, chat_of
 from maporl.verifier.model import Verifier
 from reward_server import app as serving_app
 from reward_server.options import ServerError, ServerOptions, read_token
-from reward_server.schemas import MOST_CHATS, ItemError
+from reward_server.schemas import MOST_CHATS
 from reward_server.scorers import LabelScorer, VerifierScorer
 
 TOKEN = "a-token-of-some-length"
@@ -100,14 +101,11 @@ def test_a_served_verifier_scores_as_in_this_process_and_says_what_it_is(verifie
 
 MALFORMED = {
     "not json": (b"{", 400, None),
-    "nothing": (b"", 422, None),
     "invalid utf-8": (b'{"chats": "\xff"}', 400, None),
-    "deep nesting": (b'{"chats": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, None),
     "a list": (b"[]", 422, None),
     "no chats": (b"{}", 422, "chats"),
     "empty list": (b'{"chats": []}', 422, "chats"),
     "empty chat": (b'{"chats": [[]]}', 422, "chats.0"),
-    "wrong type": (b'{"chats": 5}', 422, "chats"),
     "content of another type": (b'{"chats": [[{"role": "assistant", "content": 5}]]}', 422, "chats.0.0.content"),
     "unknown role": (b'{"chats": [[{"role": "judge", "content": "x"}]]}', 422, "chats.0.0.role"),
     "no answer": (b'{"chats": [[{"role": "user", "content": "x"}]]}', 422, "chats.0"),
@@ -122,7 +120,6 @@ MALFORMED = {
     "many messages": (json.dumps({"chats": [[{"role": "user", "content": ""}] * 64] * 300}).encode(), 413, "chats"),
     "many keys": (("{" + ",".join(f'"{n}":0' for n in range(100_000)) + "}").encode(), 422, None),
     "many keys in a message": (json.dumps({"chats": [[dict.fromkeys(map(str, range(99_999)))]]}).encode(), 422, "chats.0.0"),
-    "deep": (b'{"chats": ' + b"[" * 1_000_000, 400, None),
     "deep and closed": (b'{"chats": ' + b"[" * 900_000 + b"]" * 900_000 + b"}", 400, None),
     "deep objects": (b'{"a":' * 300_000 + b"1" + b"}" * 300_000, 400, None),
     "a million wrong items in one chat": (b'{"chats": [[' + b"1," * 900_000 + b"1]]}", 422, "chats.0.0"),
@@ -225,12 +222,8 @@ def test_unknown_paths_and_methods(labels):
 
 def test_a_token_is_asked_for_everywhere_but_for_health(verifier_folder):
     with serving([LabelScorer(Arithmetic(largest=9), "toy_sum")], token=TOKEN) as url:
-        for headers in (
-            {},
-            {"Authorization": "Bearer wrong"},
-            {"Authorization": TOKEN},
-            {"Authorization": f"Basic {TOKEN}"},
-        ):
+        for given in (None, "Bearer wrong", TOKEN, f"Basic {TOKEN}"):
+            headers = {} if given is None else {"Authorization": given}
             for answer in (post(url, BODY, headers=headers), httpx2.get(f"{url}/metrics", headers=headers)):
                 assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
                 assert answer.json()["error"]["code"] == "unauthorized"
@@ -269,21 +262,6 @@ def raw(url, *parts, pause=0.0, wait=5.0):
             if b"}}" in received:
                 break
         return received
-
-
-@pytest.mark.slow
-def test_slow_clients_are_told_so_and_let_go(labels):
-    for parts in (
-        (),
-        (b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\n",),
-        (b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",),
-    ):
-        assert raw(labels, *parts).startswith(b"HTTP/1.1 408")
-    dripping = [b"POST /v1/score HTTP/1.1\r\n"] + [b"X: y\r\n"] * 12
-    with suppress(ConnectionError):  # closed while it was still dripping
-        assert raw(labels, *dripping, pause=0.15).startswith(b"HTTP/1.1 408")
-    assert raw(labels, b"GARBAGE\r\n\r\n").startswith(b"HTTP/1.1 400")
-    assert httpx2.get(f"{labels}/health").status_code == 200
 
 
 @pytest.mark.slow
@@ -369,13 +347,7 @@ def test_batches_are_of_like_lengths_within_the_budget_and_nothing_waits_for_eve
         for thread, found in (first, rest):
             thread.join()
             assert [item["error"] for item in found[0].json()["results"]] == [None] * len(found[0].json()["results"])
-        assert [[answer[0] for answer in batch] for batch in scorer.batches] == [
-            ["2"],
-            ["a", "e"],
-            ["b", "d"],
-            ["c"],
-            ["f"],
-        ]
+        assert ["".join(answer[0] for answer in batch) for batch in scorer.batches] == ["2", "ae", "bd", "c", "f"]
 
 
 def test_one_chat_that_breaks_the_scorer_does_not_take_others_with_it():
@@ -443,7 +415,6 @@ def mutated(rng):
 
 
 def fuzz(url, count):
-    """The statuses of ``count`` mutated requests."""
     rng, statuses = random.Random(0), {}
     with httpx2.Client(timeout=30) as http:
         for _ in range(count):
@@ -458,15 +429,9 @@ def fuzz(url, count):
 
 
 @pytest.mark.slow
-def test_mutated_requests_are_answered_or_refused_never_a_5xx(labels):
-    statuses = fuzz(labels, 1500)
-    assert sum(statuses.values()) == 1500 and max(statuses) < 500 and {200, 422} <= statuses.keys()
-
-
-@pytest.mark.slow
 def test_ten_thousand_mutated_requests_and_the_schema_find_no_5xx(labels, tmp_path):
     statuses = fuzz(labels, 10_000)
-    assert sum(statuses.values()) == 10_000 and max(statuses) < 500
+    assert sum(statuses.values()) == 10_000 and max(statuses) < 500 and {200, 422} <= statuses.keys()
     done = subprocess.run(
         [sys.executable, "-m", "schemathesis.cli", "run", f"{labels}/openapi.json", "--checks",
          "not_a_server_error,response_schema_conformance,status_code_conformance,content_type_conformance",
@@ -540,8 +505,6 @@ def test_hostile_texts_do_not_keep_a_served_grader_from_answering():
 
 
 def test_the_command_line_says_what_is_missing(tmp_path):
-    from typer.testing import CliRunner
-
     for arguments, message in (
         ([], "expected either --model DIR, or --task NAME with --labels"),
         (["--model", "x", "--task", "gsm8k", "--labels"], "expected either --model DIR"),
@@ -556,16 +519,12 @@ def test_the_command_line_says_what_is_missing(tmp_path):
 
 @pytest.mark.parametrize("words", [["RUN"], ["--model", "RUN"]])
 def test_who_serves_a_run_is_told_the_command_for_it(tmp_path, words):
-    from typer.testing import CliRunner
-
     (tmp_path / "config.yaml").write_text("agents: {}")
     result = CliRunner().invoke(cli, ["serve", *(str(tmp_path) if word == "RUN" else word for word in words)])
     assert result.exit_code == 2 and f"a trained team is served by: maporl api {tmp_path}" in result.output
 
 
 def test_a_taken_port_is_told_before_a_model_is_looked_for(tmp_path):
-    from typer.testing import CliRunner
-
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         result = CliRunner().invoke(cli, ["serve", "--model", str(tmp_path / "none"), "--port", port])
@@ -575,8 +534,3 @@ def test_a_taken_port_is_told_before_a_model_is_looked_for(tmp_path):
     )
     result = CliRunner().invoke(cli, ["serve", "--model", "x", "--host", "192.0.2.7", "--port", port], env={"MAPORL_SERVER_TOKEN": TOKEN})  # fmt: skip
     assert result.exit_code == 2 and "cannot be listened on" in result.output
-
-
-def test_item_errors_have_stable_codes():
-    codes = ItemError.model_json_schema()["properties"]["code"]["enum"]
-    assert codes == ["too_long", "cannot_be_rendered", "no_reference", "cannot_be_graded", "scoring_failed"]

@@ -40,11 +40,6 @@ def test_a_charge_comes_off_one_roles_credit_and_nobody_elses():
     assert credit(crew(by_rule, **words)) == pytest.approx([1.0, 0.96, 0.8, 0.98])  # agents are named too
 
 
-def test_a_source_in_the_place_of_a_charge_replaces_what_the_critic_earned():
-    replaced = crew(RewardSection(discount=1.0), score=[0, 0, -0.2, 1])
-    assert credit(replaced)[2] == -0.2
-
-
 def test_who_lacks_the_reward_pays_nothing_and_an_utterance_without_credit_stays_without():
     section = RewardSection(charges={"words": ChargeSection(weight=0.1)})
     dialogue = crew(RewardSection())

@@ -3,12 +3,11 @@
 import pytest
 
 from maporl import Arithmetic
-from maporl.config.schema import JudgeSection, RewardSection
+from maporl.config.schema import JudgeSection
 from maporl.errors import ConfigError
 from maporl.methods.arenarl import PairwiseJudge
 from maporl.methods.sections import ArenaSection
 from maporl.rewards.base import RewardFailure, as_source
-from maporl.rewards.build import find_source
 from maporl.rewards.judges import PointwiseJudge
 from maporl.runs.build import build_trainer
 from maporl.types import Dialogue, Example, Utterance
@@ -63,11 +62,6 @@ BASE = {
 }  # fmt: skip
 
 
-def test_the_source_judge_needs_its_section():
-    with pytest.raises(ConfigError, match=r"^reward\.judge: the source 'judge' needs it; give it an agent"):
-        find_source("judge", "reward.sources")(RewardSection(), None)
-
-
 def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):
     tiny = {"hidden_size": 32, "layers": 1, "heads": 2, "alphabet": "0123456789+=;?"}
     judge = {"agent": "jo", "prompt": "{question}{answer}", "pattern": r"(\d)", "largest": 9, "unreadable": 0.0}
@@ -88,7 +82,6 @@ def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):
     ({"reward": {"sources": {"judge": 1}}}, r"reward\.judge: the source 'judge' needs it"),
     ({"reward": {"sources": {"judge": 1}, "judge": {"agent": "ann"}}}, r"'ann' must be one of .* that does not play"),
     ({"reward": {"sources": {"arena": 1}, "arena": {"agent": "jo"}}}, r"reward\.sources: arena compares .*; set branching\.group to 2 or more"),
-    ({"reward": {"sources": {"label": 1}, "rules": ["inherit"]}}, r"reward\.rules: inherit needs callers, but protocol 'debate' records no callers"),
     ({"branching": {"resample": 2}}, r"one dialogue per question has no reward variance"),
 ])  # fmt: skip
 def test_judges_that_cannot_judge_are_refused(change, message):

@@ -71,12 +71,6 @@ def test_a_task_that_breaks_its_contract_is_refused_in_one_line(tmp_path, body, 
     assert "\n" not in str(refused.value)
 
 
-def test_a_task_that_keeps_its_contract_has_no_warning_of_its_own(tmp_path):
-    said = checked(tmp_path)
-    assert "grades its own right answer" not in said
-    assert "right answers have characters" not in said
-
-
 def test_an_alphabet_without_the_characters_of_right_answers_has_a_warning(tmp_path):
     assert "right answers have characters that it lacks, 'ny'" in checked(tmp_path, alphabet="01")
 

@@ -4,7 +4,7 @@ import pytest
 from written_dialogues import apply, dialogue
 
 from maporl.errors import ConfigError
-from maporl.rewards.rules import RULES, build_rules
+from maporl.rewards.rules import build_rules
 from maporl.types import Dialogue, Example, Utterance
 
 CHAIN = dialogue(("a", 0, [], {}), ("b", 0, [0], {}))
@@ -126,38 +126,3 @@ def test_rules_compose_from_left_to_right_and_faults_are_named():
         build_rules([{"cost": {"pertoken": 1}}])
     with pytest.raises(ConfigError, match=r"expected a name or one \{name: options\}"):
         build_rules([{"sum": {}, "own": {}}])
-    assert set(RULES) >= {
-        "own",
-        "team_mean",
-        "sum",
-        "complement",
-        "zero_sum",
-        "back_propagate",
-        "tree_mean",
-        "mix",
-        "gate",
-    }
-
-
-def test_along_what_a_rule_spreads_credit():
-    """``branching`` asks this: a rule that spreads credit along a dialogue needs its future."""
-    expected = {
-        "utterance": {"own", "complement", "cost", "inherit", "tree_margin", "convert", "beyond_shown"},
-        "dialogue": {"last", "zero_sum", "back_propagate", "public_goods", "readability", "potential"},
-        "question": {
-            "tree_mean",
-            "tournament",
-            "counterfactual",
-            "length_share",
-            "prove",
-            "translate",
-            "consistency",
-            "short_and_right",
-            "refute",
-        },
-    }
-    named = {name: RULES[name].along for name in RULES if isinstance(RULES[name].along, str)}
-    missing = sorted(set(named) - set().union(*expected.values()))
-    assert not missing, f"write {', '.join(missing)} into the set of what a credit depends on: the rule's `along`"
-    for along, names in expected.items():
-        assert {name for name, found in named.items() if found == along} == names

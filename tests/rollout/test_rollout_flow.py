@@ -237,12 +237,17 @@ def test_vllm_is_chosen_where_it_is_installed_and_there_is_an_accelerator(tmp_pa
     assert again == config, "the record names the engine"
 
 
-@pytest.mark.parametrize("change", [
-    {"engine": "transformers"}, {"tiny": {}, "model": None}, {"load_in_8bit": True, "lora": {}},
+@pytest.mark.parametrize(("agent", "sections", "processes"), [
+    ({"engine": "transformers"}, {}, 1), ({}, {"agent_defaults": {"engine": "transformers"}}, 1),
+    ({"tiny": {}, "model": None}, {}, 1), ({"load_in_8bit": True, "lora": {}}, {}, 1),
+    ({}, {"training": {"use_cpu": True}}, 1), ({}, {"training": {"placement": "split"}}, 1), ({}, {}, 2),
 ])  # fmt: skip
-def test_an_engine_that_is_named_stays_and_so_do_agents_that_vllm_cannot_hold(tmp_path, gpu, change, monkeypatch):
+def test_an_engine_that_is_named_stays_and_vllm_gets_only_what_it_can_hold(
+    tmp_path, gpu, monkeypatch, agent, sections, processes
+):
     monkeypatch.setattr("maporl.config.agents.find_spec", lambda name: True, raising=False)
-    assert set(engines(from_dict(values(tmp_path, **change))).values()) == {"transformers"}
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    assert set(engines(from_dict(values(tmp_path, **agent) | sections)).values()) == {"transformers"}
 
 
 def test_the_check_prints_the_engine_that_was_chosen(tmp_path, gpu, tiny):
@@ -263,22 +268,6 @@ def test_vllm_in_this_process_limits_the_context_before_it_starts(tmp_path, fake
     short = {"engine": "vllm", "vllm": {"colocate": {"max_model_len": 4}}}
     with pytest.raises(ConfigError, match=r"reads at most 4 \(vllm.colocate.max_model_len\)"):
         check_run(from_dict(values(tmp_path / "run", model=str(tmp_path / "m"), **short)))
-
-
-def test_agent_defaults_name_the_engine_too(tmp_path, gpu):
-    plain = values(tmp_path) | {"agent_defaults": {"engine": "transformers"}}
-    assert set(engines(from_dict(plain)).values()) == {"transformers"}
-
-
-@pytest.mark.parametrize("training, environment", [
-    ({"use_cpu": True}, {}), ({"placement": "split"}, {}), ({}, {"WORLD_SIZE": "2"}),
-])  # fmt: skip
-def test_vllm_is_not_chosen_on_a_cpu_for_split_devices_or_several_processes(
-    tmp_path, gpu, monkeypatch, training, environment
-):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert set(engines(from_dict(values(tmp_path) | {"training": training})).values()) == {"transformers"}
 
 
 def test_without_vllm_or_without_an_accelerator_nothing_changes(tmp_path, monkeypatch):

@@ -170,10 +170,7 @@ def test_hostile_snippets_get_their_reason_and_nothing_else(sandbox, code, reaso
 
 ORDINARY = {
     "integer": (returns("3"), 3),
-    "minus one": (returns("-1"), -1),
-    "zero": (returns("0"), 0),
     "float": (returns("2.5"), 2.5),
-    "whole float": (returns("4.0"), 4.0),
     "large integer": (returns("10 ** 100"), 10**100),
     "bool": (returns("1 < 2"), True),
     "text": (returns("'ü\\n'"), "ü\n"),
@@ -192,11 +189,7 @@ ORDINARY = {
                   "from __future__ import annotations\nfrom dataclasses import dataclass, asdict\nfrom typing import "
                   "List\n"
                   "@dataclass\nclass P:\n    x: int\n    y: int = 5\n    z: List[int] = ()"), 5),
-    "named tuple": (returns("P(1, 2)._replace(x=3).x", "from collections import namedtuple\nP = namedtuple('P', 'x y')"), 3),
-    "class": (returns("(B(2) + B(3)).v", "class A:\n    def __init__(self, v): self.v = v\n    def __add__(self, o): return B(self.v + o.v)\n"
-              "class B(A):\n    def __init__(self, v): super().__init__(v)"), 5),
     "memo": (returns("g(50)", "import functools\n@functools.lru_cache(None)\ndef g(n): return n if n < 2 else g(n - 1) + g(n - 2)"), 12586269025),
-    "error caught": ("def f():\n    try:\n        return 1 / 0\n    except ZeroDivisionError as e:\n        return type(e).__name__", "ZeroDivisionError"),
     "main guard": ("def f(): return 1\nif __name__ == '__main__':\n    def f(): return 2", 2),
     "harmless modules": (returns("[copy.deepcopy([1]), operator.add(1, 2), cmath.sqrt(-1).imag, issubclass(list, Sequence), Color(1).name, len(Deque.__name__)]",
                          "import copy, operator, cmath, enum\nfrom collections.abc import Sequence\nfrom typing import Deque\nColor = enum.Enum('Color', 'RED')"),
@@ -205,9 +198,7 @@ ORDINARY = {
     "metaclass": (returns("X.y", "class M(type):\n    def __new__(c, n, b, d): return super().__new__(c, n, b, {**d, 'y': 3})\nclass X(metaclass=M): pass"), 3),
     "class pattern": (returns("g(P(1, 2))", "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n    y: int\ndef g(p):\n    match p:\n        case P(a, b): return a + b"), 3),
     "a computed format": (returns("t.format(3, x=4)", "t = '{0}' + '{x}'"), "34"),
-    "sleep": (returns("time.sleep(0.01)or 5", "import time"), 5),
     "secrets": (returns("len(secrets.token_bytes(8)) + len(str(uuid.uuid4()))", "import secrets, uuid"), 44),
-    "match": ("def f():\n    match {'k': [1, 2]}:\n        case {'k': [a, int(b)]}:\n            return a + b", 3),
     "seeded": (returns("random.randint(0, 10 ** 9)", "import random"), 906691059),
 }  # fmt: skip
 
@@ -433,14 +424,6 @@ def test_a_worker_that_does_not_start_is_an_error(monkeypatch):
     box.command[:] = [sys.executable, "-c", "raise SystemExit(3)", "code", "folder"]
     with pytest.raises(SandboxError, match="the worker of the restricted sandbox did not start"):
         box.run("x = 1", "f")
-
-
-def test_the_kind_is_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(module, "find_bubblewrap", lambda: (None, "none for this test"))
-    with caplog.at_level("INFO"):
-        for _ in range(3):
-            Sandbox(cache=False)
-    assert [r.getMessage() for r in caplog.records] == ["sandbox for untrusted code: restricted (none for this test)"]
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from maporl import (
 from maporl.datasets.tiny_programs import TinyPrograms
 from maporl.errors import ConfigError
 from maporl.grading import grade_mathematics
-from maporl.grading.benchmarks import grade_benchmark
 from maporl.tasks import Mixture, build_task
 from maporl.tasks.counts import MOST, SplitCounts, count_data, faults, overlap
 from maporl.validation.load import from_dict
@@ -61,11 +60,6 @@ def checked(tmp_path, train, held_out, length=16, sources=None, **task):
     return "\n".join(check_run(from_dict(values)))
 
 
-def test_questions_and_labels_without_fault_are_not_spoken_of(tmp_path):
-    said = checked(tmp_path, sums(), sums(8))
-    assert "held-out questions" not in said and "cannot be read" not in said and "right answers" not in said
-
-
 @pytest.mark.parametrize("label", [lambda i: f"['{i}']", lambda i: "see the wiki page"])
 def test_a_split_of_which_no_label_can_be_read_is_refused(tmp_path, label):
     rows = [(f"{i}+1=", label(i)) for i in range(8)]
@@ -94,15 +88,6 @@ def test_some_labels_that_cannot_be_read_are_counted(tmp_path):
 def test_labels_that_no_reward_reads_refuse_nothing(tmp_path):
     said = checked(tmp_path, [("who?", "Evelyn")], sums(8), sources={"majority": 1.0})
     assert "warning: task gsm8k, train: 1 of 1 labels cannot be read" in said
-
-
-@pytest.mark.parametrize(
-    ("text", "by_gsm8k", "by_math"),
-    [("Answer: 5", None, False), (r"\boxed{evelyn}", True, True), ("Answer: evelyn", None, True), ("no", None, False)],
-)
-def test_how_labels_of_words_are_compared(text, by_gsm8k, by_math):
-    assert grade_mathematics(text, "Evelyn").correct is by_gsm8k
-    assert grade_benchmark(text, "Evelyn").correct is by_math
 
 
 @pytest.mark.parametrize("text", ["Answer: 5", "no", r"\boxed{Rome}"])

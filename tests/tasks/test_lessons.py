@@ -1,11 +1,8 @@
-"""What a task teaches in a warm start, whether it derives from Lessons or only defines some of its names; and toys by
-name."""
+"""What a task teaches in a warm start that only defines some of the names of Lessons."""
 
 import random
 
-import pytest
-
-from maporl import TASKS, Arithmetic, Example, Grade, Lessons, Mixture, Task
+from maporl import Example, Grade, Mixture, Task
 from maporl.tasks.lessons import lessons_of
 
 SUM = Example("1+2", "1+2=", "3")
@@ -33,11 +30,6 @@ class Answering(Plain):
         return example.answer if right else "0"
 
 
-def test_a_task_of_real_data_has_none_of_it():
-    names = [name for name in vars(Lessons) if not name.startswith("_")]
-    assert len(names) == 8 and not [name for name in names if hasattr(Task, name)]
-
-
 def test_what_a_task_of_your_own_defines_is_taken_and_of_the_rest_the_default():
     lessons, rng = lessons_of(Answering()), random.Random(0)
     assert [lessons.write_answer(SUM, rng, right) for right in (True, False)] == ["3", "0"]
@@ -47,26 +39,9 @@ def test_what_a_task_of_your_own_defines_is_taken_and_of_the_rest_the_default():
     assert lessons.roles == {"planner"}
 
 
-def test_a_task_that_teaches_nothing_is_named_in_the_message():
-    with pytest.raises(NotImplementedError, match=r"^task Plain cannot write example answers$"):
-        lessons_of(Plain()).write_reply(SUM, random.Random(0), True, None)
-    with pytest.raises(NotImplementedError, match=r"^task Plain has no skills$"):
-        lessons_of(Plain()).write_by_skill(SUM, "next")
-
-
-def test_a_task_that_derives_from_lessons_is_its_own():
-    task = Arithmetic(largest=9)
-    assert lessons_of(task) is task
-
-
 def test_a_mixture_teaches_what_its_parts_define(monkeypatch):
     monkeypatch.setattr("maporl.tasks.mixture.build_task", lambda section, *rest: Answering())
     mixture = Mixture({"one": {}, "two": {}})
     example, rng = mixture[0], random.Random(0)
     assert (mixture.write_reply(example, rng, True, None), mixture.write_answer(example, rng, False)) == ("3", "0")
     assert mixture.roles == {"planner"} and mixture.write_calls(example, ["add"]) == ()
-
-
-def test_the_toys_are_named_by_texts_and_asked_for_as_classes():
-    assert TASKS["toy_sum"] is TASKS.get("toy_times") is Arithmetic
-    assert len(TASKS) > 10 and all(issubclass(kind, Task) for kind in {**TASKS}.values())

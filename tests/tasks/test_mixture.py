@@ -41,11 +41,6 @@ def test_a_mixture_by_size_asks_every_question_once():
         task[len(task)]
 
 
-def test_held_out_questions_are_those_of_the_parts():
-    train, held_out = Mixture(SMALL), Mixture(SMALL, split="eval")
-    assert not {e.question for e in train} & {e.question for e in held_out}
-
-
 @pytest.mark.parametrize(
     ("tasks", "words"),
     [

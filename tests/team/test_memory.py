@@ -43,6 +43,18 @@ def config_of(folder, **training):
     )  # fmt: skip
 
 
+def model_of(monkeypatch, parameters, on_cpu=True, bytes=2, **changes):
+    """The configuration of two agents, whose models have so many parameters of so many bytes."""
+    shape = Shape(parameters, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=bytes)
+    monkeypatch.setattr(memory, "shape_of", lambda section: shape)
+    monkeypatch.setattr(memory, "training_on_cpu", lambda config: on_cpu)  # True or False on every machine
+    return from_dict({
+        "output_dir": "unused", "task": {"name": "toy_sum"}, "evaluation": {"questions": 0},
+        "agents": {"ann": {"model": "org/model"}, "bob": {"model": "org/model"}}, **changes,
+    })  # fmt: skip
+
+
+ONE = {"agents": {"ann": {"model": "org/model"}}}
 OTHERS = [{"critic": "model"}, {"gradient_checkpointing": True}]
 
 
@@ -60,41 +72,22 @@ def test_the_estimate_is_within_a_quarter_of_the_peak(tmp_path, training):
     assert about == pytest.approx(peak, rel=0.25)
 
 
-def test_tiny_models_need_little_beside_the_libraries(tmp_path):
-    small = {"alphabet": "01:", "hidden_size": 8, "layers": 1, "heads": 2}
-    values = {
-        "output_dir": str(tmp_path / "x"), "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": small}}, "training": {"use_cpu": True},
-    }  # fmt: skip
-    told = memory.line(ResolvedRun(from_dict(values)), longest=10, dialogues=1)
-    assert told == "memory: about 0.5 GiB for a process that holds everything"
-
-
 def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradients(monkeypatch):
-    shape = Shape(1000, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=2)
-    monkeypatch.setattr(memory, "shape_of", lambda section: shape)
-    values = {
-        "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": {"model": "org/model"}}, "evaluation": {"questions": 0},
-    }  # fmt: skip
-    parts = estimate(ResolvedRun(from_dict(values)), longest=10, dialogues=1)
+    parts = estimate(ResolvedRun(model_of(monkeypatch, 1000, **ONE)), longest=10, dialogues=1)
     assert [parts["weights"], parts["references"]] == [2 * 1000, 2 * 1000]
     assert parts["optimizer"] == 1000 * (4 + 2 * 4)
     assert parts["gradients"] == 1000 * (4 + 2), "the sums, and one micro-batch's own"
-    monkeypatch.setattr(memory, "shape_of", lambda section: replace(shape, bytes=4))
-    parts = estimate(ResolvedRun(from_dict(values)), longest=10, dialogues=1)
+    parts = estimate(ResolvedRun(model_of(monkeypatch, 1000, bytes=4, **ONE)), longest=10, dialogues=1)
     assert [parts["optimizer"], parts["gradients"]] == [1000 * 2 * 4, 1000 * 4]
 
 
 def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
-    shape = Shape(1000, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=2)
-    monkeypatch.setattr(memory, "shape_of", lambda section: shape)
     monkeypatch.setattr(memory, "adapter_parameters", lambda section: 1234)
     agent = {"model": "org/model", "lora": {"r": 4}}
-    config = from_dict(
-        {
-            "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": agent, "bob": agent}, "evaluation": {"questions": 0},
-            "training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, "ppo": {"response_length": 5},
-        }
-    )  # fmt: skip
+    training = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    config = model_of(
+        monkeypatch, 1000, agents={"ann": agent, "bob": agent}, training=training, ppo={"response_length": 5}
+    )
     parts = estimate(ResolvedRun(config), longest=10, dialogues=1)
     adapter = 1234
     assert parts["weights"] == 2 * 1000 + 2 * 2 * adapter, "one base, two adapters"
@@ -188,15 +181,8 @@ def test_a_chosen_limit_cuts_micro_batches_and_changes_no_gradient(tiny, tmp_pat
     (60_000, {"ppo": {"local_rollout_forward_batch_size": 64}, "training": {"per_device_train_batch_size": 64}}, "set a smaller ppo.local_rollout_forward_batch_size, or use ppo.max_tokens_per_generate"),
 ])  # fmt: skip
 def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, changes, message):
-    shape = Shape(1000, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=2)
-    monkeypatch.setattr(memory, "shape_of", lambda section: shape)
-    monkeypatch.setattr(memory, "training_on_cpu", lambda config: False)
-    values = {
-        "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": {"model": "org/model"}}, "evaluation": {"questions": 0},
-        "ppo": {"local_rollout_forward_batch_size": 4, **changes.get("ppo", {})},
-        "training": changes.get("training", {}),
-    }  # fmt: skip
-    config = from_dict(values)
+    ppo = {"local_rollout_forward_batch_size": 4, **changes.get("ppo", {})}
+    config = model_of(monkeypatch, 1000, False, ppo=ppo, training=changes.get("training", {}), **ONE)
     assert memory.device_lines(ResolvedRun(config), 20, 1, None) == [], "no accelerator"
     told, *warnings = memory.device_lines(ResolvedRun(config), 20, 1, int(size))
     rows = min(config.ppo.batch_rows, config.questions_per_update())
@@ -205,24 +191,12 @@ def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, chang
         "max_tokens_per_microbatch" not in changes.get("ppo", {})
     )
     assert "or takes up to a quarter of what is free" not in told
-    unset = from_dict({**values, "ppo": {}})
-    assert (
-        "of KV cache or takes up to a quarter of what is free, and"
-        in memory.device_lines(ResolvedRun(unset), 20, 1, int(size))[0]
-    )
+    unset = model_of(monkeypatch, 1000, False, training=changes.get("training", {}), **ONE)
+    told = memory.device_lines(ResolvedRun(unset), 20, 1, int(size))[0]
+    assert "of KV cache or takes up to a quarter of what is free, and" in told
     assert len(warnings) == (message is not None)
     if message is not None:
         assert message in warnings[0] and "the run needs about" in warnings[0]
-
-
-def model_of(monkeypatch, parameters, on_cpu=True, **changes):
-    shape = Shape(parameters, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=2)
-    monkeypatch.setattr(memory, "shape_of", lambda section: shape)
-    monkeypatch.setattr(memory, "training_on_cpu", lambda config: on_cpu)  # True or False on every machine
-    return from_dict({
-        "output_dir": "unused", "task": {"name": "toy_sum"}, "evaluation": {"questions": 0},
-        "agents": {"ann": {"model": "org/model"}, "bob": {"model": "org/model"}}, **changes,
-    })  # fmt: skip
 
 
 def test_a_run_that_main_memory_does_not_hold_is_warned_of_with_numbers_and_a_setting(monkeypatch):

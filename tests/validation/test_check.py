@@ -9,21 +9,14 @@ from tiny_run import config_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app
-from maporl.config.recipes import recipe_files
 from maporl.errors import ConfigError, Fault, refuse, refused
 from maporl.integrations.ray.check import check as cluster_faults
 from maporl.run import ResolvedRun
 from maporl.team import exchange
-from maporl.validation import check
 from maporl.validation.load import load
 
 ERROR = Fault("ppo.kl_coef", "it is -1", "set it to 0 or more")
 WARNING = Fault("training.learning_rate", "it is 1", "1e-6 to 1e-3 is usual", "warning")
-
-
-def test_a_fault_reads_as_its_key_what_is_wrong_and_what_to_do():
-    assert str(ERROR) == "ppo.kl_coef: it is -1; set it to 0 or more"
-    assert str(Fault("seed", "expected a number")) == "seed: expected a number"
 
 
 def test_an_error_is_raised_with_where_it_comes_from_and_warnings_are_lines():
@@ -121,9 +114,3 @@ def test_an_agent_that_is_exchanged_twice_is_found():
     assert list(exchange.exchanged(run, ["tool", "planner"])) == []
     [fault] = exchange.exchanged(run, ["tool", "tool"])
     assert str(fault) == "--swap: expected two different agents or more of ['tool', 'planner'], got ['tool', 'tool']"
-
-
-def test_no_part_finds_fault_with_a_recipe():
-    for name in recipe_files():
-        run = ResolvedRun(load(name))
-        assert [fault for part in check.PARTS for fault in part(run)] == [], name

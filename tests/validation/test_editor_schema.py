@@ -31,6 +31,7 @@ def test_every_configuration_satisfies_the_schema(file, validator):
     {"task": {"name": "toy_sum", "turns": 2}},
     {"task": {"name": "toy_sum", "largest": "nine"}},
     {"task": {"name": "toy_sum", "split": "eval"}},
+    {"pythonpath": 3},
     {"task": {"name": "toy_sum", "held_out": 1}},
     {"protocol": {"name": "debate", "trns": 2}},
     {"protocol": {"name": "debate", "turns": [2]}},
@@ -49,7 +50,9 @@ def test_the_schema_refuses_what_the_reader_refuses(values, validator):
 
 @pytest.mark.parametrize("values", [
     {"task": {"largest": 9}},  # of a file that another one extends
-    {"task": {"name": "mine:Sums", "anything": 1}},
+    {"task": {"name": "mine:Sums", "anything": 1}, "pythonpath": "src"},
+    {"pythonpath": ["src", "lib"], "protocol": {"name": "mine:Relay"}, "ppo": {"objective": "mine:clipped"}},
+    {"reward": {"sources": {"mine:half": 0.1}}, "advantage": {"returns": "mine:whole", "post": [{"mine:Times": {"by": 3.0}}]}},
     {"task": {"name": "toy_sum", "largest": 9, "seed": 3}},
     {"protocol": {"name": "chain", "turns": 2, "pass": "pass", "agents": ["ann"], "sampling": {"solver": {"top_p": 0.5}}}},
     {"protocol": {"name": "debate", "step_judge": {"agent": "ann", "samples": 3}}},

@@ -87,37 +87,15 @@ def test_what_is_written_is_read_again(word):
 
 
 def test_an_override_is_a_text_where_a_text_is_expected_and_a_number_where_a_number_is(tmp_path):
-    overrides = [
-        "agents.ann.tiny.alphabet=0123",
-        "training.learning_rate=1e-4",
-        "updates=1e2",
-        "seed=010",
-        "output_dir=2024-01-31",
-    ]
-    config = parse_config(read_values(written(tmp_path), [*overrides, "protocol.separator=="]))
-    assert config.agents["ann"].tiny.alphabet == "0123" and config.protocol["separator"] == "="
-    assert (config.training.learning_rate, config.updates, config.seed, config.output_dir) == (
-        1e-4,
-        100,
-        10,
-        "2024-01-31",
-    )
+    texts = ["agents.ann.tiny.alphabet=0123", "output_dir=2024-01-31", "protocol.separator=="]
+    numbers = ["training.learning_rate=1e-4", "updates=1e2", "seed=010"]
+    config = parse_config(read_values(written(tmp_path), [*texts, *numbers]))
+    assert (config.agents["ann"].tiny.alphabet, config.protocol["separator"]) == ("0123", "=")
+    assert config.output_dir == "2024-01-31"
+    assert (config.training.learning_rate, config.updates, config.seed) == (1e-4, 100, 10)
     assert parse_config(yaml.safe_load(to_yaml(config))) == parse_config(parse_yaml(to_yaml(config))) == config
     options = parse_config(read_values(written(tmp_path), ["training.lr_scheduler_kwargs={min_lr: 1e-6}"])).training
     assert options.lr_scheduler_kwargs == {"min_lr": 1e-6}
-
-
-@pytest.mark.parametrize(("override", "key", "got"), [
-    ("agents.ann.tiny.alphabet=1234", "agents.ann.tiny.alphabet", "1234"),
-    ("agents.ann.role=no", "agents.ann.role", "False"),
-    ("output_dir=1e5", "output_dir", "100000.0"),
-    ("protocol.later={question}", "later", r"\{'question': None\}"),
-])  # fmt: skip
-def test_a_text_that_needs_quotes_is_told_so(tmp_path, override, key, got):
-    with pytest.raises(ConfigError, match=rf"{key}: expected a text, got {got}; put a text .* in quotes:"):
-        from_dict(read_values(written(tmp_path), [override]))
-    quoted = override.replace("=", '="', 1) + '"'
-    from_dict(read_values(written(tmp_path), [quoted])) if "alphabet" in key or "role" in key else None
 
 
 # -- names of a protocol's rewards and columns -------------------------------------------------------------------------
@@ -142,8 +120,6 @@ def test_names_that_are_no_set_are_refused_in_one_line(monkeypatch, name, value)
     with pytest.raises(ConfigError, match=rf"Mine\.{name}: expected a set of names, as") as caught:
         from_dict({**BASE, "protocol": {"name": "mine"}})
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=rf"Mine\.{name}: expected a set of names"):
-        must_be_protocol(protocol_with(**{name: value})(), "protocol")
 
 
 @pytest.mark.parametrize("value", [{"bonus"}, frozenset({"bonus"})])
@@ -246,22 +222,15 @@ def stops(base_url):
 
 @pytest.mark.parametrize("own", [{}, {"sampling": {"temperature": 1.3}}], ids=["the run's", "its own"])
 def test_a_program_is_rehearsed_with_the_sampling_of_the_training(own):
-    program = {"name": "program", "run": "test_newcomers:stops"}
     changes = {
-        "protocol": program,
+        "protocol": {"name": "program", "run": "test_newcomers:stops"},
         "ppo": {**BASE["ppo"], "temperature": 0.7},
         "agents": {"ann": {"tiny": TINY, **own}},
     }
     dialogue = Rehearsal(ResolvedRun(from_dict({**BASE, **changes}))).silent.dialogue
-    refused = (
-        [
-            "temperature: this agent is being trained, and answers are drawn with 1.3, not with 0.7; leave it out, or "
-            "add it to protocol.ignore"
-        ]
-        if own
-        else None
-    )
-    assert dialogue.outcome.get("refused") == refused
+    (refused,) = dialogue.outcome.get("refused", [None])
+    said = "temperature: this agent is being trained, and answers are drawn with 1.3, not with 0.7; leave it out, or "
+    assert refused.startswith(said) if own else refused is None
 
 
 def asks_twice(base_url):
@@ -389,11 +358,8 @@ def test_agents_that_are_shown_nothing_of_each_other_are_named(protocol, deaf):
     assert f"the prompts of {deaf} show nothing of what other agents said" in line
 
 
-@pytest.mark.parametrize(
-    "protocol", [{"name": "debate"}, {"name": "chain"}, {"name": "refine"}, {"name": "collaboration"}, {"name": "debate", "turns": 1, "later": "x"}]
-)  # fmt: skip
-def test_protocols_that_tell_are_not_warned_of(protocol):
-    assert warned({"protocol": protocol}) == []
+def test_a_prompt_that_is_never_used_need_tell_nothing():
+    assert warned({"protocol": {"name": "debate", "turns": 1, "later": "x"}}) == []
 
 
 def test_a_game_with_questions_is_warned_of():
@@ -406,7 +372,6 @@ def test_a_game_with_questions_is_warned_of():
     ({"task": {"name": "episodes"}}, "task: .episodes. has no questions, and protocol .debate. brings none; use protocol: .name: game."),
     ({"agents": {"ann": {"tiny": TINY, "tokenizer": "org/name"}}}, "agents.ann.tokenizer: a tiny model has a tokenizer of its own; remove it"),
     ({"agents": {"ann": {"tiny": TINY, "lora": {}, "load_in_4bit": True}}}, "agents.ann.load_in_4bit: a tiny model is not quantised"),
-    ({"agents": {"ann": {"tiny": TINY, "lora": {}, "load_in_8bit": True}}}, "agents.ann.load_in_8bit: a tiny model is not quantised"),
     ({"reward": {"penalties": {"min_tokens": 50}}},
      "reward.penalties.min_tokens: answers below 50 tokens are fined, and all of ann, bob have 4 or less"),
     ({"reward": {"penalties": {"min_tokens": 4}}, "agents": {"ann": {"tiny": TINY, "sampling": {"max_tokens": 3}}, "bob": {"tiny": TINY}}},
@@ -428,18 +393,10 @@ def test_a_fine_is_taken_where_some_answers_escape_it():
 # -- what a machine lacks ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
-def test_quantised_models_need_their_package(monkeypatch, bits):
-    monkeypatch.setattr("maporl.config.agents.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"ann.{bits}: needs the package bitsandbytes; install it with: pip install .*\[quantized\]'"):  # fmt: skip
-        from_dict({**BASE, "agents": {"ann": {"model": "org/name", "lora": {}, bits: True}}})
-
-
 @pytest.mark.parametrize(("targets", "message"), [
     (["qq"], "unknown 'qq'; known: down_proj"),
     (["q_proj", "v_prj"], "unknown 'v_prj'; did you mean 'v_proj'"),
     ([], "expected all-linear or at least one of down_proj"),
-    (["self_attn"], "unknown 'self_attn'"),
     ("q_proj", "the regular expression 'q_proj' is the whole name of no module, such as 'lm_head'; give a list"),
     ("(", "is not a regular expression"),
     ("all_linear", "give a list of some of down_proj, .* or all-linear"),
@@ -459,28 +416,23 @@ def test_modules_of_a_lora_that_the_model_lacks_are_named(targets, message):
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_run(tmp_path):
-    (tmp_path / "file").write_text("")
-    for output, message in (
-        ("/proc/nowhere/run", "output_dir: '/proc/nowhere/run' cannot be written: nothing can be made in '/proc'"),
-        (str(tmp_path / "file/run"), "file' is a file; expected a new or empty folder"),
+    with pytest.raises(
+        ConfigError, match=r"output_dir: '/proc/nowhere/run' cannot be written: nothing can be made in '/proc'"
     ):
-        with pytest.raises(ConfigError, match=message):
-            check_run(from_dict({**BASE, "output_dir": output}))
+        check_run(from_dict({**BASE, "output_dir": "/proc/nowhere/run"}))
     check_run(from_dict({**BASE, "output_dir": str(tmp_path / "a/b/run")}))
-    assert [path.name for path in tmp_path.iterdir()] == ["file"], "the check leaves nothing"
+    assert [*tmp_path.iterdir()] == [], "the check leaves nothing"
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"env": "Nope-v0"}, r"options.env: 'Nope-v0' cannot begin for 2 players: ValueError: .*; give a game of TextArena"),
-    ({"env": "Sudoku-v0"}, "options.env: 'Sudoku-v0' cannot begin for 2 players: AssertionError"),
-    ({}, "package textarena is not installed; install it with: pip install .*textarena"),
+@pytest.mark.parametrize(("env", "message"), [
+    ("Nope-v0", r"options.env: 'Nope-v0' cannot begin for 2 players: ValueError: .*; give a game of TextArena"),
+    ("Sudoku-v0", "options.env: 'Sudoku-v0' cannot begin for 2 players: AssertionError"),
 ])  # fmt: skip
-def test_textarena_says_in_one_line_what_it_lacks(monkeypatch, options, message):
+def test_textarena_says_in_one_line_what_it_lacks(env, message):
     pytest.importorskip("textarena")
-    if not options:
-        monkeypatch.setattr("maporl.integrations.text_arena.find_spec", lambda name: None)
+    protocol = {"name": "game", "game": "textarena", "options": {"env": env}}
     with pytest.raises(ConfigError, match=message) as caught:
-        check_run(from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "options": options}}))
+        check_run(from_dict({**BASE, **GAME, "protocol": protocol}))
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"textarena has 2 to 15 players but agents are \['ann'\]"):
         from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "agents": ["ann"]}})
@@ -527,18 +479,10 @@ def test_a_checkout_that_is_not_installed_installs_its_extras_itself(monkeypatch
 
 
 def test_no_text_tells_to_install_what_is_on_no_index():
-    ours = (
-        "maporl",
-        "trl_ext",
-        "reward_server",
-        "examples",
-        "benchmarks",
-        "tests",
-    )  # beside them may lie an environment
-    texts = [file for folder in ours for file in (ROOT / folder).glob("**/*.py")]
-    texts += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/**/*.yaml"), ROOT / "README.md", ROOT / "Makefile"]
-    texts += [file for kind in ("yaml", "sh", "ipynb", "md", "toml") for file in ROOT.glob(f"examples/**/*.{kind}")]
-    texts += [*ROOT.glob("tests/*.sh"), *ROOT.glob(".github/**/*.yml"), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+    folders = ("maporl", "trl_ext", "reward_server", "examples", "benchmarks", "tests", "docs", "configs", ".github")
+    kinds = ("py", "md", "yaml", "yml", "sh", "ipynb", "toml")  # beside the folders may lie an environment
+    texts = [file for folder in folders for kind in kinds for file in (ROOT / folder).glob(f"**/*.{kind}")]
+    texts += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile")]
     wrong = [
         f"{file.name}: {line.strip()}"
         for file in texts
@@ -617,28 +561,18 @@ def test_a_start_in_python_does_not_import_deepspeed(tmp_path):
 
 
 @pytest.mark.parametrize(("override", "message"), [
-    ("ppo.learning_rat=1", "unknown key 'ppo.learning_rat'; did you mean 'training.learning_rate' or "),
     ("learning_rate=1", "unknown key 'learning_rate'; did you mean 'training.learning_rate' or "),
     ("training.kl_coef=1", r"unknown key 'training.kl_coef'; did you mean 'ppo.kl_coef'\? known: learning_rate, "),
     ("training.temperature=1", ".*did you mean 'ppo.temperature' or 'evaluation.temperature' or "),
     ("lora={}", "unknown key 'lora'; did you mean 'agents.NAME.lora'"),
     ("agents.ann.r=8", "unknown key 'agents.ann.r'; did you mean 'agents.NAME.lora.r'"),
-    ("horizon=last", ".*did you mean 'reward.horizon'"),
     ("training.learning_rat=1", ".*did you mean 'learning_rate'"),
     ("qqq=1", "unknown key 'qqq'; known: "),
     ("turns=3", "unknown key 'turns'; known: .*; what a protocol or a task can be told stands below protocol: or task:"),
+    ("protocol.later={question}", r".*later: expected a text, got \{'question': None\}; put a text .* in quotes:"),
     ("task=gsm8k", "task: expected a mapping of keys to values, as {name: gsm8k}, got 'gsm8k'"),
-    ("protocol=debate", "protocol: expected a mapping of keys to values, as {name: debate}, got 'debate'"),
-    ("advantage.key=prompt", r"advantage.key: expected a list, as \[prompt\], got 'prompt'"),
-    ("training.report_to=wandb", r"training.report_to: expected a list, as \[wandb\], got 'wandb'"),
     ("reward.rules=[{own: 1}]", "reward.rules.0.own: expected a mapping of keys to values, got 1"),
     ("ppo.stop_token_id=x", r"ppo.stop_token_id: expected a whole number, got 'x'; ppo.stop_token_id: expected a list, as \[x\], got 'x'"),
-    ("updates=0", "updates: expected at least 1, got 0"),
-    ("updates=1.5", "updates: expected a whole number, got 1.5"),
-    ("updates=lots", "updates: expected a whole number, got 'lots'"),
-    ("training.learning_rate=abc", "training.learning_rate: expected a number, got 'abc'"),
-    ("training.use_cpu=maybe", "training.use_cpu: expected true or false, got 'maybe'"),
-    ("output_dir=", "output_dir: expected a text, got None"),
     ("agents.ann.engine=vlm", r"agents.ann.engine: unknown 'vlm'; did you mean 'vllm'\? known: "),
     ("agents.ann.engine=openai", "agents.ann.engine: openai needs agents.ann.api, for example api: {model: NAME}"),
     ("agents.ann.api={model: x}", "agents.ann.api: goes with engine: openai, got engine 'transformers'; give both or neither"),
@@ -667,7 +601,6 @@ def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "warning"), [
-    ({"training.learning_rate": 300}, "training.learning_rate: 300 is far above what is usual of a tiny model, 1e-06 to 0.02"),
     ({"reward.sources": "{label: -1}"}, "reward.sources: label has the weight -1, so right answers cost"),
     ({"reward.rules": "[own]", "reward.share": "individual"},
      "reward.share: it is set, and nothing reads it: reward.rules take their place; remove it"),
@@ -777,18 +710,6 @@ def test_the_check_says_what_bonuses_and_fines_are():
     assert not [line for line in check_lines({}) if line.startswith(("bonus: ", "fine"))]
 
 
-def test_faults_of_several_parts_are_listed_together():
-    wrong = {
-        "reward": {"sources": {"nobody": 1.0}},
-        "protocol": {**BASE["protocol"], "turns": 1},
-        "schedule": {"train_first_turn": False},
-        "ppo": {**BASE["ppo"], "num_mini_batches": 3},
-    }
-    with pytest.raises(ConfigError, match=r"^run\.yaml: ppo\.num_mini_batches: ") as refusal:
-        from_dict({**BASE, **wrong}, "run.yaml")
-    assert [note.split(": ")[2] for note in refusal.value.__notes__] == ["schedule.train_first_turn", "reward.sources"]
-
-
 def test_the_folder_of_a_run_is_checked_as_its_configuration(tmp_path):
     config = from_dict({**BASE, "output_dir": str(tmp_path / "run"), "updates": 1})
     train(config, resume=False, quiet=True)
@@ -826,15 +747,8 @@ def test_a_disk_that_is_too_full_is_told_before_the_run(monkeypatch, tmp_path, f
 def test_a_tilde_is_the_home_folder_in_every_path_of_a_configuration_and_of_a_command(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     rows = {"name": "gsm8k", "source": "~/rows.jsonl", "eval_source": "~/rows.jsonl"}
-    verifier = {"model": "~/verifier"}
-    values = {
-        **BASE,
-        "output_dir": "~/run",
-        "task": rows,
-        "reward": {"verifier": verifier},
-        "agents": {"a": {"model": "~/m"}},
-    }
-    config = parse_config(values)
+    sections = {"reward": {"verifier": {"model": "~/verifier"}}, "agents": {"a": {"model": "~/m"}}}
+    config = parse_config({**BASE, "output_dir": "~/run", "task": rows, **sections})
     assert (config.output_dir, config.task["source"]) == (f"{tmp_path}/run", f"{tmp_path}/rows.jsonl")
     assert (config.agents["a"].model, config.reward.verifier.model) == (f"{tmp_path}/m", f"{tmp_path}/verifier")
     written(tmp_path, {"output_dir": "~/run"})
@@ -852,11 +766,3 @@ def test_accelerators_that_one_process_would_leave_idle_are_told_with_the_launch
     config = from_dict({**BASE, "training": {**BASE["training"], **changes}})
     lines = preflight._launch_line(config)
     assert len(lines) == told and all("configs/accelerate/multi_gpu.yaml --num_processes 2" in line for line in lines)
-
-
-def test_a_command_without_its_configuration_names_the_files_of_both_launchers():
-    said = CliRunner().invoke(app, ["train"])
-    assert said.exit_code == 2
-    for name in re.findall(r"\S+\.(?:yaml|py)", said.output):
-        assert (ROOT / name).exists(), name
-    assert "--config_file configs/accelerate/single.yaml train_multi_agent.py --config configs/ppo/" in said.output

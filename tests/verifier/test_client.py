@@ -19,7 +19,7 @@ from maporl.rewards.base import RewardFailure
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 from maporl.verifier.client import Servers, Unavailable, VerifierFailure, server_urls
-from maporl.verifier.encoding import TooLong, chat_of, encode
+from maporl.verifier.encoding import chat_of
 from maporl.verifier.model import Verifier
 from maporl.verifier.section import VerifierSection
 from maporl.verifier.source import ServedVerifier, load_verifier
@@ -264,11 +264,3 @@ def test_a_real_vllm_scores_as_this_process_does():
     served = client(url, api="vllm", model=model, timeout=120).scores(chats, [""] * 20)
     here = Verifier.load(model, "cpu", "float32")
     assert here.temperature != 1.0 and served == pytest.approx(here.score(chats), abs=1e-3)
-
-
-def test_a_chat_of_more_than_32_characters_a_token_is_too_long_without_being_tokenised():
-    def tokenizer(*arguments, **options):
-        raise AssertionError("it is not tokenised")
-
-    with pytest.raises(TooLong, match=r"has 321 characters .* at most 10 tokens, for which at most 320 characters"):
-        encode(tokenizer, chat_of("q" * 300, "a" * 21), longest=10)

@@ -4,8 +4,6 @@ import json
 import math
 import os
 import random
-import re
-import shlex
 import time
 from dataclasses import replace
 
@@ -13,12 +11,10 @@ import numpy as np
 import processes
 import pytest
 import torch
-from folders import ROOT
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Team
-from maporl.cli.common import load_config
 from maporl.cli.main import app
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
@@ -40,8 +36,6 @@ from maporl.verifier.section import VerifierSection
 from maporl.verifier.source import load_verifier
 from maporl.verifier.train import answer_loss, train_verifier
 from trl_ext.chat.encoding import FALLBACK_TEMPLATE
-from trl_ext.sampling.request import Draw
-from trl_ext.sampling.sample import generate
 
 ALPHABET = "0123456789+=*:;?-#.,()<>'\n ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TINY = {"alphabet": ALPHABET, "hidden_size": 32, "layers": 1, "heads": 2, "context": 1024}
@@ -61,27 +55,6 @@ def config_file(tmp_path, **changes):
 
 def invoke(*words):
     return CliRunner().invoke(app, ["verifier", *map(str, words)])
-
-
-def test_the_commands_of_the_page_take_the_model_of_the_page(tmp_path, monkeypatch):
-    page = (ROOT / "docs/howto/verifier.md").read_text(encoding="utf-8")
-    (override,) = re.findall(r"then `(agents\.\S+=\S+)` in the commands below", page)
-    lines = [line for line in page.splitlines() if re.match("maporl verifier .* CONFIG", line)]
-    config, read = config_file(tmp_path), []
-
-    def stop(*given):
-        read.append(load_config(*given).agents["ann"].model)
-        raise ConfigError("this is all that is asked")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("maporl.verifier.command.load_config", stop)
-    for line in [*lines, "maporl verifier balance samples CONFIG --output balanced.jsonl"]:
-        (tmp_path / "samples").mkdir(exist_ok=True)
-        (tmp_path / "samples/samples-0.jsonl").write_text(answers("a", ["4"], ["5"])[0].line())
-        result = invoke(*shlex.split(line.replace("CONFIG", f"{config} {override}"))[2:])
-        assert "this is all that is asked" in result.output, result.output
-    assert [line.split()[2] for line in lines] == ["generate", "train"] and read == [override.partition("=")[2]] * 3
-    assert "expected one configuration file, got none" in invoke("generate", override, "--output", "s").output
 
 
 def made(folder):
@@ -203,13 +176,6 @@ def test_agents_who_answer_must_be_models_and_prompts_must_fit(ann, tmp_path):
         generate_samples(long, TASK, ann, tmp_path / "t", GenerateOptions(), ONE, quiet=True)
 
 
-def test_top_p_keeps_the_most_likely_tokens_only(tiny):
-    model, _ = tiny(**TINY)
-    greedy = generate(model, [[5, 6]] * 8, Draw(4, 0.0))
-    assert generate(model, [[5, 6]] * 8, Draw(4, 1.5, top_p=1e-6)) == greedy
-    assert generate(model, [[5, 6]] * 8, Draw(4, 1.5)) != greedy
-
-
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
@@ -217,11 +183,8 @@ def test_top_p_keeps_the_most_likely_tokens_only(tiny):
         (GenerateOptions, {"temperature_low": 2.0}, "--temperature-high: expected at least 2.0, got 1.5"),
         (GenerateOptions, {"top_p": 1.1}, "--top-p: expected a number above 0 and at most 1, got 1.1"),
         (GenerateOptions, {"per_question": 0}, "--per-question: expected a whole number of at least 1, got 0"),
-        (GenerateOptions, {"limit": 0}, "--limit: expected a whole number of at least 1, got 0"),
         (BalanceOptions, {"rounds": -1}, "--rounds: expected a whole number of at least 0, got -1"),
-        (BalanceOptions, {"per_round": 0}, "--per-round: expected a whole number of at least 1, got 0"),
         (TrainOptions, {"model": "m", "held_out": 1.0}, "--held-out: expected a number above 0 and below 1, got 1.0"),
-        (TrainOptions, {"model": "m", "lora_r": 0}, "--lora-r: expected a whole number of at least 1, got 0"),
         (
             TrainOptions,
             {"model": "m", "learning_rate": math.nan},
@@ -384,7 +347,8 @@ def test_balance_on_the_command_line_with_a_model_that_is_given_hints(tmp_path):
     rows = [Sample(e.id, e.question, "99", False) for e in (TASK[i] for i in range(4))]
     (folder / "samples-0.jsonl").write_text("".join(row.line() for row in rows))
     output = tmp_path / "b.jsonl"
-    command = ["balance", folder, config, "--output", output, "--per-question", 1, "--rounds", 1]
+    override = "agents.ann.tiny.heads=4"  # beside the file, as the page has it
+    command = ["balance", folder, config, override, "--output", output, "--per-question", 1, "--rounds", 1]
     result = invoke(*command)
     assert result.exit_code == 0, result.output
     assert [s.correct for s in read_samples([output])] == [True, False] * 4
@@ -423,12 +387,12 @@ def test_rows_that_are_no_samples_are_named(tmp_path, row, message):
         ("The answer is 12.\n#### 12", None),
         ("#### 12\nAnswer: 13", "several_final_answers"),
         ("Here's a plausible but incorrect solution:\nAnswer: 12", "admits_rewriting"),
+        ("This solution is incorrect.\nAnswer: 12", "admits_rewriting"),
+        ("### Instruction\nAnswer: 12", "leaked_prompt"),
         ("I deliberately made a wrong step.\nAnswer: 12", None),
         ("A deliberately wrong step.\nAnswer: 12", "admits_rewriting"),
         ("Here is my rewritten version of it.\nAnswer: 12", "admits_rewriting"),
-        ("This solution is incorrect.\nAnswer: 12", "admits_rewriting"),
         ("12\n<|im_start|>assistant\nAnswer: 12", "leaked_prompt"),
-        ("### Instruction\nAnswer: 12", "leaked_prompt"),
         ("Answer:", "no_final_answer"),
     ],
 )
@@ -602,9 +566,7 @@ def test_what_chance_reaches_is_that_of_coins(right, wrong, reached):
         assert 0.035 < above < 0.065
     record = {"metrics": {"held_out": {"auc": 0.58, "answers": right + wrong}, "auc_reached_by_chance": found}}
     assert (chance_of(record) is None) == (reached is not None and reached < 0.58)
-    assert chance_of(None) is None and chance_of({"metrics": {"held_out": {"auc": 0.5}}}) is None, (
-        "made by an earlier version"
-    )
+    assert chance_of({"metrics": {"held_out": {"auc": 0.5}}}) is None, "made by an earlier version"
 
 
 def test_the_loss_on_every_answer_token_and_on_the_last_written_out():
@@ -686,13 +648,8 @@ def test_a_tiny_verifier_is_built_by_its_options(tmp_path):
     assert done.exit_code == 0, done.output
     verifier = Verifier.load(str(tmp_path / "v"))
     assert verifier.model.config.hidden_size == 32 and verifier.record["metrics"]["held_out"]["auc"] > 0.9
-    for given, message in (
-        ("{hiden_size: 8}", "unknown key 'hiden_size'"),
-        ("64", "expected a mapping"),
-        ("{", "--tiny: "),
-    ):
-        refused = invoke("train", file, "--output", tmp_path / "w", "--tiny", given)
-        assert refused.exit_code == 2 and message in refused.output
+    refused = invoke("train", file, "--output", tmp_path / "w", "--tiny", "{hiden_size: 8}")
+    assert refused.exit_code == 2 and "unknown key 'hiden_size'" in refused.output
 
 
 @pytest.mark.slow
