@@ -159,7 +159,7 @@ class Protocol(Checked):
         return self
 
     def in_rehearsal(self) -> "Protocol":
-        """Return the protocol as it is rehearsed with made-up words before a run. By default it is this one."""
+        """Return the protocol for dry runs with mock completions before a run. By default it is this one."""
         return self
 
     def check_rehearsal(self, rehearsal: Any) -> Iterable[Fault]:

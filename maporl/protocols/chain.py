@@ -44,7 +44,7 @@ class Chain(Protocol):
     prompts: dict[str, str] = option(
         {},
         "Texts of single agents in place of these two, as {bob: TEXT}. They may have {reference} too, the right "
-        "answer, which such an agent alone is told (the sneaky translator of arXiv 2602.23248).",
+        "answer, which only such an agent is shown (the sneaky translator of arXiv 2602.23248).",
     )
     quote: str = text_option("{name}: {text}", "An utterance in {{others}}, with {name} and {text}.")
     separator: str = option("\n\n", "Stands between the quotes.")

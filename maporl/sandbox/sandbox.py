@@ -189,7 +189,7 @@ class Sandbox:
         return [outcomes[key] for key in keys]
 
     def walls(self) -> list[str]:
-        """What holds a snippet here, from the outermost wall to the innermost.
+        """Return the means that isolate a snippet on this machine, from the outermost to the innermost.
 
         Raises:
             SandboxError: the worker process does not start.
