@@ -336,7 +336,7 @@ class PenaltySection:
 
 @section()
 class ChargeSection:
-    """What a named reward costs those who earn it, after credit has been shared (``reward.charges``)."""
+    """A charge for a named reward, subtracted after credit assignment (``reward.charges``)."""
 
     weight: AboveZero = option(help="What one unit of the reward costs: a weight of 0.01 takes 0.01 a word from words.")
     roles: tuple[str, ...] = option((), "The roles, or the agents by name, that are charged. Default: all.")

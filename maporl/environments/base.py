@@ -221,7 +221,7 @@ class Toolbox:
 
 
 class Environment:
-    """What agents act in. Each dialogue has its own instance, which one thread at a time uses.
+    """A world in which agents act. Each dialogue has its own instance, which one thread at a time uses.
 
     A subclass defines :meth:`tools`, and overrides what else it needs. A class for TRL's ``environment_factory`` needs
     no base class.

@@ -56,8 +56,8 @@ class Chain(Protocol):
     )
     pass_: str | None = option(
         None,
-        "The word by which an agent declines: an utterance that is this word only is shown to nobody. The texts must "
-        "tell the agents so.",
+        "The word by which an agent declines: an utterance that is this word only is not shown to others. The texts "
+        "must tell the agents so.",
     )
     until_agreement: bool = option(
         False, "End the dialogue as soon as the last answers of all agents are the same (Optima, arXiv 2410.08115)."

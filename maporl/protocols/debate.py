@@ -123,7 +123,7 @@ class Debate(Protocol):
     turns: Positive = option(2, "Number of turns.")
     opening: str = text_option("{question}", "What agents are asked in the first turn, with {question!}.")
     later: str = text_option(OTHERS, "What they are shown in later turns, with {question} and {others}.")
-    alone: str = text_option(ALONE, "In place of `later`, if nothing new was heard, as when alone, with {question}.")
+    alone: str = text_option(ALONE, "In place of `later`, if there is no new answer, as when alone, with {question}.")
     quote: str = text_option(
         "Agent {number}:\n```\n{text}\n```",
         "An answer of another agent in {{others}}, with {number} (counted from 1), {name} and {text}.",
@@ -164,7 +164,7 @@ class Debate(Protocol):
     )
     pass_: str | None = option(
         None,
-        "The word by which an agent declines: an answer that is this word only is shown to nobody. The texts must "
+        "The word by which an agent declines: an answer that is this word only is not shown to others. The texts must "
         "tell the agents so. Consensus counts those who answered in the turn.",
     )
 
@@ -300,7 +300,7 @@ class Debate(Protocol):
 
 
 class Heard:
-    """What each debater has not been shown yet, and what it said last.
+    """The messages that each debater has not been shown yet, and its last answer.
 
     Args:
         debaters: the agents, in order.

@@ -20,7 +20,7 @@ Script = Callable[[Request], str]
 
 
 class Players(Engine):
-    """An engine that says what a script says. It keeps what it was asked, and how many tokens each prompt has.
+    """An engine with mock completions of a script. It records its requests, and the number of tokens of each prompt.
 
     Args:
         script: what is said to each request.

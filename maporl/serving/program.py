@@ -69,7 +69,7 @@ class Program(Protocol):
     )
     on_failure: Literal["zero", "drop", "stop"] = option(
         "zero",
-        "What a program that fails leaves: a dialogue without answer (zero), one on which nobody is trained (drop), or "
+        "What a program that fails leaves: a dialogue without answer (zero), one that is not trained on (drop), or "
         "the end of the run (stop).",
     )
     seconds: float = option(600.0, "Most seconds of a dialogue.")

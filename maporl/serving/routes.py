@@ -76,7 +76,7 @@ class Call:
 
 
 class Owner(Protocol):
-    """Who answers the calls of an address."""
+    """The owner of an address, which answers its calls."""
 
     name: str
     """What its replies are called."""

@@ -36,7 +36,7 @@ FEW = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """What decides with what each row of an update is compared.
+    """The inputs that decide which rows of an update are compared.
 
     Args:
         task: the questions.

@@ -52,7 +52,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """What a run is made of. The fields are the arguments of :class:`maporl.MultiAgentPPOTrainer`.
+    """The components of a run. The fields are the arguments of :class:`maporl.MultiAgentPPOTrainer`.
 
     Where an argument may be left out, the field has what the run takes instead. ``reward`` and ``sources`` have the
     reward functions, ``task`` and ``eval_task`` the data sets, and ``tools`` the environments.
