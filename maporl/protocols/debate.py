@@ -123,7 +123,7 @@ class Debate(Protocol):
     turns: Positive = option(2, "Number of turns.")
     opening: str = text_option("{question}", "What agents are asked in the first turn, with {question!}.")
     later: str = text_option(OTHERS, "What they are shown in later turns, with {question} and {others}.")
-    alone: str = text_option(ALONE, "In place of `later`, without a new answer of others, as when alone, with {question}.")
+    alone: str = text_option(ALONE, "In place of `later`, without new answers of others, with {question}.")
     quote: str = text_option(
         "Agent {number}:\n```\n{text}\n```",
         "An answer of another agent in {{others}}, with {number} (counted from 1), {name} and {text}.",
