@@ -28,7 +28,7 @@ LEFT = "| companion | what it imports of the core |\n|---|---|\n"
 INDEX = ROOT / "docs/decisions/index.md"
 RULE = "|---|---|---|---|\n"
 """What stands between the head of the table of decisions and its rows."""
-DECISION = re.compile(r"# (\d+)\. (.+)\n\nDate: (.+)\. Binds: (all (?:packages|rooms)|(?:`[\w/.]+`[,\s]*)+)\.\n")
+DECISION = re.compile(r"# (\d+)\. (.+)\n\nDate: (.+)\. Binds: (all packages|(?:`[\w/.]+`[,\s]*)+)\.\n")
 
 
 class Package(NamedTuple):

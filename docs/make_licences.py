@@ -1,4 +1,4 @@
-"""Writes the table of dependencies in docs/howto/operations.md, from what the installed packages say of themselves:
+"""Writes the table of dependencies in docs/howto/operations.md, from the metadata of the installed packages:
 python docs/make_licences.py."""
 
 import re

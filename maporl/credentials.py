@@ -1,4 +1,4 @@
-"""Keys, tokens and passwords in values and texts: told by the names beside them, by their form, and by the rules of
+"""Keys, tokens and passwords in values and texts: found by the names beside them, by their form, and by the rules of
 Kingfisher. Imports no torch."""
 
 import math

@@ -52,7 +52,7 @@ def as_written(schema: dict[str, Any]) -> dict[str, Any]:
 
 @options(frozen=True)
 class StructuredOutput:
-    """What answers are held to: a JSON schema, a regular expression or a grammar. Each token is drawn among those that
+    """The constraint of answers: a JSON schema, a regular expression or a grammar. Each token is drawn among those that
     may come next, and its probability is that among them, in training too.
 
     Raises:
@@ -145,7 +145,7 @@ class StructuredOutput:
 
 @options(frozen=True)
 class Sampling:
-    """How answers are sampled. None leaves a value as it is elsewhere.
+    """The sampling parameters of answers. None takes the value from the next wider scope.
 
     Each value may be a list of values, one for each turn. The last one is for all later turns.
 
@@ -211,7 +211,7 @@ def _of_turn(values: Sequence[Any], turn: int) -> Any:
 
 @dataclass(frozen=True)
 class SpeakerSampling:
-    """How one agent's answers are sampled, in training or in evaluations.
+    """The sampling parameters of one agent's answers, in training or in evaluations.
 
     Args:
         own: the agent's own values.
@@ -250,7 +250,7 @@ class SpeakerSampling:
 
 @dataclass(frozen=True)
 class TeamSampling:
-    """How the answers of a team are sampled, where this differs from the run.
+    """The sampling parameters of a team, where they differ from the run's.
 
     Args:
         agents: the values of agents, in training. Those of ``maporl.Agent`` need not stand here.

@@ -32,8 +32,8 @@ class RunError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a run before it starts. The parts of a run say it (``check(run)``), and :func:`refuse` raises
-    it.
+    """A fault of a run that is found before it starts. The components of a run yield it (``check(run)``), and
+    :func:`refuse` raises it.
 
     Args:
         key: the option, as the YAML file names it, such as ``branching.resample``.

@@ -1,4 +1,4 @@
-"""Asks servers that others run for JSON, and trusts nothing of what they answer. Imports no torch.
+"""An HTTP client for JSON from untrusted servers. Imports no torch.
 
 A whole exchange has one deadline, from connecting to the last byte, so that a server cannot hold a run by sending a
 byte a second. The answer is bounded in bytes and never decompressed. Redirects are not followed, so that a key is sent

@@ -19,7 +19,7 @@ from maporl.tasks import Task, build_task
 
 @dataclass(frozen=True, eq=False)
 class ResolvedRun:
-    """A configuration and its parts: what check, training, evaluation, play and plans read.
+    """A configuration with its components, which checks, training, evaluation, play and plans read.
 
     A part is built when it is first asked for, and is the same object from then on. So a fault in a section is raised
     where its part is first read, and a command builds only what it needs.

@@ -13,7 +13,7 @@ from trl_ext.ppo.options import Natural, Positive, Share, option, options
 
 @dataclass(frozen=True)
 class Plan:
-    """What learns in one update: ``turns`` without those in ``never``, and all agents that are not ``frozen``.
+    """The agents and turns that learn in one update: ``turns`` without those in ``never``, and agents not ``frozen``.
 
     Turns count from 0, and None means all turns. With ``critic_only`` the policies keep their weights. ``weights_from``
     maps an agent to the agent whose weights speak for it, if these are not its own.
@@ -115,7 +115,7 @@ class Growth:
 
 @options(frozen=True)
 class Schedule:
-    """What learns when.
+    """Which agents and turns learn in which updates.
 
     The spans of ``opening`` run once, and then those of ``cycle`` repeat. ``preset="one_turn_at_a_time"`` sets both as
     in MAPoRL's published code, for the number of turns of the protocol.

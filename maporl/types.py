@@ -117,7 +117,7 @@ an error or took too long, the agent may not call any more, or the environment i
 
 @dataclass(frozen=True)
 class Result:
-    """What a call returned.
+    """The result of a call.
 
     Args:
         text: what the agent is shown, after cutting.
@@ -333,7 +333,7 @@ class Trace:
 
 @dataclass
 class Utterance:
-    """What one agent said at one point of a dialogue, as text and as tokens.
+    """A completion of one agent in a dialogue, as text and as tokens.
 
     Args:
         id: the number of the utterance in its dialogue.
@@ -436,12 +436,12 @@ class Dialogue:
         outcome: what the protocol returned at the end.
         prompt: the number of the question in its batch.
         rollout: the number of the dialogue among those on the same question.
-        lost: the environments that did not answer in time. The dialogue ended there, and nobody is trained on it.
+        lost: the environments that did not answer in time. The dialogue ended there, and is not trained on.
         environments: the opened environments by name, which reward functions may read
             (:class:`maporl.environments.rooms.Room`). The record leaves them out.
         without: the agents that were left out, if this is an ablation.
         ablations: this dialogue without some of its agents, for counterfactual credit (:mod:`maporl.rollout.ablation`).
-            They are scored, and nobody is trained on them.
+            They are scored, and not trained on.
         unscored: the reward sources that an evaluation has left out of its scores, and why.
     """
 

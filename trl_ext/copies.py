@@ -1,4 +1,4 @@
-"""Copies for code of the user's, such as reward functions, so that what it edits is its own. Imports no torch."""
+"""Copies for a user's code, such as reward functions, so that its edits change nothing else. Imports no torch."""
 
 import copy
 from dataclasses import fields, is_dataclass

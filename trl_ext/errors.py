@@ -36,7 +36,7 @@ class UserError(Exception):
 
 
 class ArgumentError(UserError, ValueError):
-    """What a user gave, such as a function, does not fit what it is given to. The message says what was expected."""
+    """An argument of a user, such as a function, does not fit its use. The message says what was expected."""
 
 
 def short_trace(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:

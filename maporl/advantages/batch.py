@@ -34,8 +34,8 @@ class TurnBatch:
         parts: the rewards of which ``reward`` is the weighted sum, each as a column, for ``normalize_then_sum``. None
             is a reward that a row lacks.
         part_weights: the weight of each of the ``parts``, by default 1.
-        score: what each utterance earned, where ``reward`` is less than that by the KL. What is told a failure or a
-            worse group is told by this, because a KL says nothing of how good an answer is. By default it is
+        score: what each utterance earned, where ``reward`` is less than that by the KL. Failures and
+            worse groups are found by this, because a KL says nothing about the quality of an answer. By default it is
             ``reward``.
 
     Raises:

@@ -1,5 +1,5 @@
 """What the commands share: the words that name a configuration, reading it, quieting libraries, and a console that is
-safe for texts of strangers."""
+safe for untrusted texts."""
 
 import gc
 import os

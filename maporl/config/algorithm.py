@@ -137,7 +137,7 @@ def _part(kind: type, without: Mapping[str, str]) -> Any:
 
 @section()
 class Algorithm:
-    """How one agent's policy learns. What is left out is as the team's sections have it, key by key.
+    """The algorithm of one agent's policy. Keys that it leaves out are those of the team's sections.
 
     Agents that share a policy have one algorithm, but each may have its own ``advantage``, which belongs to what it
     says.

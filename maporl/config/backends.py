@@ -14,7 +14,7 @@ class Backend:
         home: a :class:`maporl.training.home.TeamHome`, which is built with the section ``cluster`` and whether to be
             quiet.
         check: yields why a run cannot be trained there, and what of the backend a run sets that is trained elsewhere.
-        lines: returns what a run is there, as lines of text, for a run and its rehearsed prompts
+        lines: returns what a run is there, as lines of text, for a run and the prompts of its dry run
             (:class:`maporl.validation.rehearsal.Measured`).
         distills: whether the policies can be asked for log-probabilities in the trainer's own process.
     """

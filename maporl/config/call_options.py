@@ -17,7 +17,7 @@ class CallLimits:
     result_tokens: Positive = option(512, "Most tokens of a result that the agent is shown.")
     at_limit: Literal["answer", "end"] = option(
         "answer",
-        "What happens when no calls are left. The agent is told so and answers once more (answer), or its turn "
+        "What happens when no calls are left. The agent gets a message and answers once more (answer), or its turn "
         "ends (end).",
     )
     parallel: bool = option(

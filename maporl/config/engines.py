@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """What a configuration needs to know about an engine.
+    """The properties of an engine that a configuration needs.
 
     Args:
         module: the module with ``build(setup)``, which takes a :class:`maporl.engines.build.EngineSetup`. It is

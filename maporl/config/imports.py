@@ -2,7 +2,7 @@
 
 Every part that a configuration names is looked up by :func:`look_up`: in the table of the parts that come with maporl
 (:class:`Parts`), or by such a name. The modules of a configuration are imported once, by :func:`import_modules`, when
-the configuration is read. Reading values (:mod:`maporl.config.parse`) imports nothing, so that a stranger's
+the configuration is read. Reading values (:mod:`maporl.config.parse`) imports nothing, so that an untrusted
 configuration can be refused before any of it runs.
 """
 

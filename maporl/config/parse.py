@@ -38,7 +38,7 @@ PATHS = (
 )  # fmt: skip
 """The keys of a configuration whose values may be folders or files."""
 MOST_FAULTS = 8
-"""The faults of a configuration that a message names. A stranger's may have thousands."""
+"""The faults of a configuration that a message names. An untrusted one may have thousands."""
 
 
 def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Read YAML that a stranger may have written, in bounded time and memory, and write it. Imports no torch.
+"""Read untrusted YAML in bounded time and memory, and write YAML. Imports no torch.
 
 YAML lets a few hundred bytes stand for gigabytes (aliases of aliases) and nests without end, and Python refuses or
 crawls over integers of thousands of digits. Configurations come from the hub and from other people's folders, so every

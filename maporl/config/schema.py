@@ -113,8 +113,8 @@ class EnvironmentSection:
     options: dict[str, Any] = option({}, "The options of each instance.")
     agents: list[str] | None = option(
         None,
-        "The agents to which it belongs. They are told how it begins and what is new in it, and paid by it. None: "
-        "those whose `tools` name it, or all that play if nobody names it or the protocol acts in it.",
+        "The agents to which it belongs: only they get its texts and its rewards. None: "
+        "those whose `tools` name it, or all that play if none names it or the protocol acts in it.",
     )
     forks: Literal["copy", "replay", "no"] | None = option(
         None,
@@ -336,7 +336,7 @@ class PenaltySection:
 
 @section()
 class ChargeSection:
-    """What a named reward costs those who earn it, after credit has been shared (``reward.charges``)."""
+    """A charge for a named reward, subtracted after credit assignment (``reward.charges``)."""
 
     weight: AboveZero = option(help="What one unit of the reward costs: a weight of 0.01 takes 0.01 a word from words.")
     roles: tuple[str, ...] = option((), "The roles, or the agents by name, that are charged. Default: all.")
@@ -448,7 +448,7 @@ class RewardSection:
     )
     annotator: brought("maporl.methods.sections:AnnotatorSection") | None = option(  # type: ignore[valid-type]
         None,
-        "For the source annotator: an agent that labels what others observe, which later pays whoever brings it about.",
+        "For the source annotator: an agent that labels observations. Utterances that later lead to one earn it.",
     )
 
     @property
@@ -619,7 +619,7 @@ class TrainingOptions(LearnerOptions):
     )
     metric_for_best_model: str | None = option(
         None,
-        "The metric of evaluations by which the best one is told, such as accuracy/turn_2, or accuracy/turn_2/ann.",
+        "The metric that decides which evaluation is the best, such as accuracy/turn_2, or accuracy/turn_2/ann.",
     )
     load_best_model_at_end: bool = option(
         False,
@@ -656,7 +656,7 @@ class TrainingOptions(LearnerOptions):
 
 @section()
 class PupilSection:
-    """What one agent learns in the warm start, where agents are to differ."""
+    """The lessons of one student in the warm start, if they differ between agents."""
 
     skill: str | None = option(
         None,
@@ -666,7 +666,7 @@ class PupilSection:
     wrong: Share = option(0.0, "Probability of a wrong answer.")
     gives_in: Share = option(
         0.0,
-        "Probability that the agent says what another agent said, where it is shown words of others. A solver of "
+        "Probability that the agent repeats another agent's completion, if its prompt shows one. A solver of "
         "protocol `code` writes a program that passes the tests that it is shown (Lessons.write_agreeing).",
     )
     calls: Share = option(

@@ -33,12 +33,12 @@ class TinyPrograms(ProgramTask):
     factors: Positive = option(4, "The largest a; the smallest is 1.")
     terms: Natural = option(24, "The largest b; the smallest is 0.")
     shown: Positive = option(2, "Number of values: those of 0, 1 and so on. Two determine the function.")
-    told: int | None = option(None, "How many of them the question tells; the others read `f(1)=?`. Default: all.")
+    told: int | None = option(None, "How many of them the question shows; the others read `f(1)=?`. Default: all.")
     hidden: Positive = option(3, "Number of asserts about the next inputs that grade a program.")
     held_out: float = option(
         0.2,
         "The share of the functions that is the evaluation split. With 0, both splits have all functions. This suits "
-        "a coder who is told nothing: all questions look the same to it, so that it can remember none.",
+        "a coder whose prompt has no values: all questions look the same to it, so that it can remember none.",
     )
     instruction: str = asked_with("{question}")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")

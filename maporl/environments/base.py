@@ -34,12 +34,12 @@ class Tool:
 
     Args:
         name: the name by which agents call it.
-        description: what agents are told about it.
+        description: its description in the prompts of agents.
         parameters: a JSON schema of an object with its arguments. Without a ``type``, it has the type ``object``;
             ``{}`` stands for no arguments at all.
         run: the function. It gets the arguments by name, already checked against ``parameters``. It returns text, a
             :class:`maporl.types.Result`, or anything that ``str`` makes readable. A coroutine function is awaited.
-            What it raises is told to the agent.
+            Its exceptions are reported to the agent.
         ordered: whether two calls of one dialogue never run at once. The calls of one utterance then run in their
             order.
         returns: a JSON schema of what it returns, which some chat templates show.
@@ -221,13 +221,13 @@ class Toolbox:
 
 
 class Environment:
-    """What agents act in. Each dialogue has its own instance, which one thread at a time uses.
+    """A world in which agents act. Each dialogue has its own instance, which one thread at a time uses.
 
     A subclass defines :meth:`tools`, and overrides what else it needs. A class for TRL's ``environment_factory`` needs
     no base class.
 
-    What a tool's ``run`` raises is told to the agent. What :meth:`reset`, :meth:`observe`, :meth:`state`, :meth:`over`,
-    :meth:`reward` or :meth:`fork` raises is a fault of the environment and stops the run.
+    An exception of a tool's ``run`` is reported to the agent. An exception of :meth:`reset`, :meth:`observe`,
+    :meth:`state`, :meth:`over`, :meth:`reward` or :meth:`fork` is a fault of the environment and stops the run.
     :func:`maporl.check_environment` tries them all.
 
     Attributes:

@@ -21,7 +21,7 @@ from maporl.errors import ConfigError, refuse, refused
 
 @dataclass(frozen=True)
 class ToolGrant:
-    """What one agent is given.
+    """The tools of one agent.
 
     Args:
         tools: the names of tools, of environments (all of their tools), or ``ENVIRONMENT.TOOL``.

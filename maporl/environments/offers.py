@@ -11,7 +11,7 @@ from maporl.types import Act
 
 
 class Offers:
-    """What agents may call, and what may be paid.
+    """The tools that agents may call, and the rewards that may occur.
 
     Args:
         tools: the plain tools by name.

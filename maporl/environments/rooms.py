@@ -1,4 +1,4 @@
-"""The opened environments of one dialogue, and what they say, return and pay, checked. Imports no torch."""
+"""The opened environments of one dialogue, with checks of their texts, results and rewards. Imports no torch."""
 
 import hashlib
 import inspect

@@ -1,6 +1,6 @@
-"""JSON schemas of strangers, checked in bounded time. Imports no torch.
+"""Untrusted JSON schemas, checked in bounded time. Imports no torch.
 
-A schema comes with a tool, often from a server of somebody else. The package ``jsonschema`` checks what it says, and
+A schema comes with a tool, often from another project's server. The package ``jsonschema`` checks what it says, and
 this bounds what that may cost: a pattern that never ends, alternatives of alternatives, lists compared pair by pair,
 references that go in a circle. A schema that cannot be right is named before anybody calls the tool.
 """

@@ -26,7 +26,7 @@ TryCall = tuple[str, str, Mapping[str, Any]]
 
 @dataclass
 class Trial:
-    """What happened in an environment that was tried.
+    """The record of a trial of an environment.
 
     Args:
         said: what agents were told at its beginning.
@@ -49,8 +49,8 @@ def check_environment(
     """Try an environment without models, as a run would use it, and return what happened. For tests of one's own.
 
     It reads the tools of each agent, begins, makes the ``calls``, asks for the reward, and closes. A call that raises
-    is told to the agent, as in a run. If the environment says that it can be forked, it is forked before the calls and
-    after half of them. The calls that are left are made in the fork first, and must then return the same in the
+    is reported to the agent, as in a run. If the environment says that it can be forked, it is forked before the calls
+    and after half of them. The calls that are left are made in the fork first, and must then return the same in the
     environment itself. An environment whose calls run at the same time as those of other instances must leave alone
     what these share: the global random generators of Python and NumPy, and the working folder.
 

@@ -23,7 +23,7 @@ Step = Generator[Moves, list[Utterance] | list[Result], list[Utterance]]
 
 @dataclass(frozen=True)
 class AgentTools:
-    """What one agent may call, and how it does so.
+    """The tools of one agent, and its call format.
 
     Args:
         format: how it writes calls.

@@ -44,7 +44,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of a :class:`Job`: its value, what it raised, or neither if it took too long.
+    """The outcome of a :class:`Job`: its value, its exception, or neither if it took too long.
 
     ``started`` is False if an earlier call of its row took too long, so that it was not begun.
     """

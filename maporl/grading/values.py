@@ -52,7 +52,7 @@ class NotComputed(ArithmeticError):
 
 @dataclass
 class Budget:
-    """What one comparison may still compute: the binary digits of all results together."""
+    """The remaining budget of one comparison: the binary digits of all results together."""
 
     bits: int = 3_000_000
 

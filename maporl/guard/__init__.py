@@ -1,4 +1,4 @@
-"""What stands between a server of this process and whoever can connect to it.
+"""Protects the servers of this process from untrusted clients.
 
 A server gives its ASGI application to :class:`Guard`, which looks at the head of each request before its body is read,
 and listens by :func:`maporl.guard.connections.guarded_server`, which bounds connections, their times and their heads.

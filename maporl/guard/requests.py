@@ -72,7 +72,7 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Door:
-    """What a server decides of a request by its head.
+    """The decisions of a server about a request by its head.
 
     Args:
         enter: raises :class:`Denied` for a request that may not enter, given its scope and its headers.

@@ -54,8 +54,8 @@ class PettingZoo(Game):
     show: str | None = option(None, "A function `(observation, agent) -> text` for other texts, as MODULE:FUNCTION.")
     parse: str | None = option(
         None,
-        "A function `(words, actions) -> action`, as MODULE:FUNCTION, which is told the legal actions if the "
-        "environment says them, and raises ValueError for an illegal move.",
+        "A function `(words, actions) -> action`, as MODULE:FUNCTION, which gets the legal actions if the "
+        "environment lists them, and raises ValueError for an illegal move.",
     )
     longest: int = option(100, "Most moves of a player. A game that asks it for another one ends there.")
 

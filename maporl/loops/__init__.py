@@ -1,4 +1,4 @@
-"""Outer loops: sample with the team, make a data set of what was said, train on it by TRL, evaluate, repeat.
+"""Outer loops: sample with the team, make a data set of its completions, train on it by TRL, evaluate, repeat.
 
 A run of the loop is a folder, and every part of a round is a folder in it:
 

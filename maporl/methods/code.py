@@ -28,7 +28,7 @@ class Code(Protocol):
     pass.
 
     Code is the last fenced block that defines ``meta.entry_point``. Tests are the lines that begin with ``assert`` and
-    name it. Both are told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A
+    name it. Both are shown up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A
     tester is asked ``meta.tester_question``, if the task has one, in place of the question.
 
     The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, or 0 if they fail a test that
@@ -49,7 +49,7 @@ class Code(Protocol):
     )
     solve: str = text_option(SOLVE, "What the solver is asked, with {question!} and {name}, that of the function.")
     test: str = text_option(TEST, "What the tester is asked, with {question!} and {name}.")
-    disagree: str = text_option(DISAGREE, "What both are told if tests fail, with {failures!} and {code}.")
+    disagree: str = text_option(DISAGREE, "The prompt of both if tests fail, with {failures!} and {code}.")
     roles = True
     players = 2
     pays = frozenset({"solved", "tests", "agree", "team"})

@@ -30,7 +30,7 @@ class Distillation:
         team: the team, for the tokenizers.
 
     Raises:
-        ConfigError: the teacher does not learn in this team, or has another tokenizer than a pupil.
+        ConfigError: the teacher does not learn in this team, or has another tokenizer than a student.
     """
 
     def __init__(self, section: DistillSection, team: Team):

@@ -93,7 +93,7 @@ class Parts(Lessons, Task):
         return answer
 
     def write_by_skill(self, example: Example, skill: str) -> str:
-        """The answer of a pupil who takes every part for one that asks for ``skill``."""
+        """The answer of a student that takes every part for one that asks for ``skill``."""
         return " ".join(SKILLS[skill][1](digits) for digits, _ in _parts_in(example.question))
 
     def write_calls(

@@ -70,7 +70,7 @@ class Triplets(Task):
     task's own questions under its default ones: 1 second of CPU time, 5 on the clock and 256 MiB. An answer stands
     between ``<answer>`` and ``</answer>``.
 
-    What a proposer is told (``{document}``) is what kind of question to write, with ``references`` triplets of the
+    The prompt of a proposer (``{document}``) says what kind of question to write, with ``references`` triplets of the
     split, or for induction the program.
 
     Raises:

@@ -25,8 +25,8 @@ class Arithmetic(Lessons, Task):
     Addition and multiplication commute, so a pair is held out in both orders or in none: if ``3+4`` is held out,
     training never sees ``4+3``.
 
-    A sum has the skill ``digitwise``, for warm starts: a pupil that adds each pair of digits by itself and forgets what
-    is carried. It is right on ``47+30`` (77) and wrong on ``47+35`` (72).
+    A sum has the skill ``digitwise``, for warm starts: a student that adds each pair of digits by itself and forgets
+    the carry. It is right on ``47+30`` (77) and wrong on ``47+35`` (72).
 
     Raises:
         ValueError: the range holds fewer than two operands, a share is not between 0 and 1, the template lacks an

@@ -99,6 +99,6 @@ class Skills(Lessons, Task):
         return f"{other + (other >= int(example.answer)):0{self.digits}d}"  # every number but the right one
 
     def write_by_skill(self, example: Example, skill: str) -> str:
-        """The answer of a pupil who takes every question for one that asks for ``skill``."""
+        """The answer of a student that takes every question for one that asks for ``skill``."""
         _, rule = SKILLS[skill]
         return rule(example.id[: self.digits])

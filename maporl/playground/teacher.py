@@ -82,7 +82,7 @@ REMEDY = (
 
 @dataclass
 class _Turn:
-    """A pupil's turn: the question as it takes it, whether it calls at all, and at once, and the calls it has made."""
+    """A student's turn: the question as it takes it, whether it calls, and at once, and the calls it has made."""
 
     example: Example
     calls: bool
@@ -98,7 +98,7 @@ def _begun(
     role: str | None,
     rng: random.Random,
 ) -> _Turn:
-    """Return a pupil's new turn."""
+    """Return a student's new turn."""
     example = request.example
     if _is_part(lessons, request.ask.caller, role):
         asked = "\n".join(message["content"] for message in request.ask.messages if message["role"] == "user")
@@ -109,7 +109,7 @@ def _begun(
 
 
 def _calls(lessons: Lessons, turn: _Turn, tools: AgentTools) -> str:
-    """Return the calls that a pupil makes next, as it writes them, or "" if it makes none."""
+    """Return the calls that a student makes next, as it writes them, or "" if it makes none."""
     if not turn.calls:
         return ""
     calls = lessons.write_calls(turn.example, tools.checks.keys(), turn.made)
@@ -135,7 +135,7 @@ def _whose(task: Task, agent: str, role: str | None) -> str:
 def _written(
     lessons: Lessons, request: Request, example: Example, pupil: PupilSection, role: str | None, rng: random.Random
 ) -> str:
-    """Return what a pupil says: what another agent said, the answer by its own skill, or what the task writes."""
+    """Return a student's reply: another agent's completion, the answer by its own skill, or what the task writes."""
     others = [u for u in request.heard if u.agent != request.ask.agent]
     if pupil.gives_in and others and rng.random() < pupil.gives_in:
         return lessons.write_agreeing(example, rng, rng.choice(others).words(), role)

@@ -63,7 +63,7 @@ class Protocol(Checked):
     turns: int = 1
     """The largest number of answers that an agent gives."""
     opening: str = "{question}"
-    """The text in which an agent that has heard nothing yet is asked the question."""
+    """The text that asks the question of an agent that has seen no other answer yet."""
     players: int | None = None
     """How many agents play. None means any number."""
     least_players: int = 1
@@ -81,7 +81,7 @@ class Protocol(Checked):
     acts_in: frozenset[str] = frozenset()
     """The names of the environments in which it acts for the agents, so that these need no tools there."""
     hears_others: bool = True
-    """Whether an agent can speak after another was heard. If not, all speak once, at the same time."""
+    """Whether an agent can answer after it saw another answer. If not, all answer once, at the same time."""
     any_agent: bool = False
     """Whether any of its agents can say what it asks for, so that a branching may choose who does (``tree_search``).
 
@@ -104,7 +104,7 @@ class Protocol(Checked):
     """Whether it waits for something outside of the dialogue (:class:`maporl.types.Wait`), which takes its time and may
     let what is asked at once come in any order."""
     runs_program: bool = False
-    """Whether a program of the user's decides what is asked, so that it may ask nobody."""
+    """Whether a user's program sends the requests, so that there may be none."""
     pass_: str | None = None
     """The answer by which an agent declines. A configuration calls it ``pass``. None: nobody may decline.
 
@@ -159,7 +159,7 @@ class Protocol(Checked):
         return self
 
     def in_rehearsal(self) -> "Protocol":
-        """Return the protocol as it is rehearsed with made-up words before a run. By default it is this one."""
+        """Return the protocol for dry runs with mock completions before a run. By default it is this one."""
         return self
 
     def check_rehearsal(self, rehearsal: Any) -> Iterable[Fault]:

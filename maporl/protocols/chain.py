@@ -44,7 +44,7 @@ class Chain(Protocol):
     prompts: dict[str, str] = option(
         {},
         "Texts of single agents in place of these two, as {bob: TEXT}. They may have {reference} too, the right "
-        "answer, which such an agent alone is told (the sneaky translator of arXiv 2602.23248).",
+        "answer, which only such an agent is shown (the sneaky translator of arXiv 2602.23248).",
     )
     quote: str = text_option("{name}: {text}", "An utterance in {{others}}, with {name} and {text}.")
     separator: str = option("\n\n", "Stands between the quotes.")
@@ -56,8 +56,8 @@ class Chain(Protocol):
     )
     pass_: str | None = option(
         None,
-        "The word by which an agent declines: an utterance that is this word only is shown to nobody. The texts must "
-        "tell the agents so.",
+        "The word by which an agent declines: an utterance that is this word only is not shown to others. The texts "
+        "must tell the agents so.",
     )
     until_agreement: bool = option(
         False, "End the dialogue as soon as the last answers of all agents are the same (Optima, arXiv 2410.08115)."

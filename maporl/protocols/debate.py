@@ -34,7 +34,7 @@ ALONE = "Reconsider your answer. Correct it where it was wrong, keep what is rig
 
 @dataclass(frozen=True)
 class Feedback:
-    """How agents are told the scores of answers between turns. A score is between 0 and 1.
+    """The texts that show agents the scores of answers between turns. A score is between 0 and 1.
 
     Raises:
         ValueError: the bounds are missing, or they do not rise.
@@ -52,11 +52,11 @@ class Feedback:
     )
     own: str = option(
         "Your last answer was scored {score:.3f} out of 1.0: it {verdict}.",
-        "What the author of the answer is told, together with the explanation.",
+        "The text for the author of the answer, together with the explanation.",
     )
     others: str = option(
         "This answer was scored {score:.3f} out of 1.0: it {verdict}.",
-        "What the other agents are told.",
+        "The text for the other agents.",
     )
     explanation: str = option(
         "The score estimates the probability that an answer is right. It can be mistaken.",
@@ -123,7 +123,7 @@ class Debate(Protocol):
     turns: Positive = option(2, "Number of turns.")
     opening: str = text_option("{question}", "What agents are asked in the first turn, with {question!}.")
     later: str = text_option(OTHERS, "What they are shown in later turns, with {question} and {others}.")
-    alone: str = text_option(ALONE, "In place of `later`, if nothing new was heard, as when alone, with {question}.")
+    alone: str = text_option(ALONE, "In place of `later`, without new answers of others, with {question}.")
     quote: str = text_option(
         "Agent {number}:\n```\n{text}\n```",
         "An answer of another agent in {{others}}, with {number} (counted from 1), {name} and {text}.",
@@ -131,11 +131,11 @@ class Debate(Protocol):
     separator: str = option("\n\n", "Stands between the quotes.")
     feedback: Literal["none", "label", "verifier"] = option(
         "none",
-        "none, label or verifier: the reward source whose score of an answer its author and the others are told "
+        "none, label or verifier: the reward source whose score of an answer is shown to its author and the others "
         "before the next turn.",
     )
     words: Feedback = option(
-        help="The words in which they are told: verdicts, own, others and explanation.",
+        help="The texts of the feedback: verdicts, own, others and explanation.",
         factory=Feedback,
     )
     consensus: Consensus | None = option(
@@ -164,7 +164,7 @@ class Debate(Protocol):
     )
     pass_: str | None = option(
         None,
-        "The word by which an agent declines: an answer that is this word only is shown to nobody. The texts must "
+        "The word by which an agent declines: an answer that is this word only is not shown to others. The texts must "
         "tell the agents so. Consensus counts those who answered in the turn.",
     )
 
@@ -300,7 +300,7 @@ class Debate(Protocol):
 
 
 class Heard:
-    """What each debater has not been shown yet, and what it said last.
+    """The messages that each debater has not been shown yet, and its last answer.
 
     Args:
         debaters: the agents, in order.

@@ -31,8 +31,8 @@ class PlayWorld(Protocol):
     )
     later: str = text_option(
         "{news}",
-        "What it is told if something has happened since it last spoke, with {question} and {news!}: what came of its "
-        "own action, and a quote of each action of another agent.",
+        "Its later prompts, with {question} and {news!}: the result of its "
+        "own action, and a quote of each action of another agent since then.",
     )
     quote: str = text_option(
         "{name}: {action}\n{result}", "An action of another agent in {{news}}, with {name}, {action} and {result!}."

@@ -1,4 +1,4 @@
-"""Reads single files of a run's folder, which a crash, a person or a stranger may have changed. No torch."""
+"""Reads single files of a run's folder, which are untrusted input: anybody may have changed them. No torch."""
 
 import json
 import stat

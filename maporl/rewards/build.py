@@ -26,7 +26,7 @@ from maporl.types import Message, Utterance
 
 
 class Voices(Protocol):
-    """What sources may ask of a team's models. :class:`maporl.rollout.player.Player` is one."""
+    """The requests that sources may make to a team's models. :class:`maporl.rollout.player.Player` is one."""
 
     def speak(self, agent: str, conversations: list[list[Message]]) -> list[str]:
         """Return the greedy answer of an agent to each conversation (:data:`maporl.rewards.judges.Speak`)."""

@@ -25,7 +25,7 @@ def share_scores(
     - ``last``: W[x]
     - ``discounted_sum``: (V[t] + sum_{k=t+1..x} g^(k-t) W[k]) / sum_{k=t..x} g^(k-t)
 
-    An agent that is silent in later turns has influenced who speaks there, so with ``all`` it is paid for them too.
+    An agent that is silent in later turns has influenced who speaks there, so with ``all`` it gets their credit too.
     With ``individual``, turns and x are the agent's own, without those in which it is silent.
 
     ``discounted_sum`` with ``all`` is the paper's influence-aware reward. The division keeps it in the range of the

@@ -26,7 +26,7 @@ from trl_ext.ppo.options import Decoding
 
 @dataclass(frozen=True)
 class SpeakerSpec:
-    """What the driver needs to know about an agent.
+    """The properties of an agent that the driver needs.
 
     Args:
         engine: the name of the engine that answers for the agent.
@@ -208,7 +208,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Step:
-    """What an episode has asked for, and the answers that engines are working on."""
+    """The asks of an episode, and the answers that engines are working on."""
 
     episode: Episode
     requests: list[Request]

@@ -1,4 +1,4 @@
-"""Play with made-up words and no model: an engine that says what a script says, and remembers what it was asked."""
+"""Dry runs with mock completions and no model: an engine that answers by a script and records its requests."""
 
 import random
 import warnings
@@ -12,7 +12,7 @@ from trl_ext.chat.templates import try_grammar
 from trl_ext.ppo.options import Decoding
 
 MOST_STEPS = 128
-"""The steps of a dialogue that are rehearsed.
+"""The steps of a dialogue in a dry run.
 
 Where each prompt holds all earlier ones, the work grows with their square.
 """
@@ -20,7 +20,7 @@ Script = Callable[[Request], str]
 
 
 class Players(Engine):
-    """An engine that says what a script says. It keeps what it was asked, and how many tokens each prompt has.
+    """An engine with mock completions of a script. It records its requests, and the number of tokens of each prompt.
 
     Args:
         script: what is said to each request.

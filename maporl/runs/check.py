@@ -27,7 +27,7 @@ def check(trainer: MultiAgentPPOTrainer) -> None:
     """Print what ``maporl check`` prints, for a trainer that was made in Python, before it trains.
 
     It prints what the run will do: questions, updates, prompts, what each agent is credited with, and warnings. The
-    first question is rehearsed with made-up words, and no model answers.
+    first question is played in a dry run, and no model answers.
 
     Raises:
         ConfigError: the run cannot start. The message names the first fault, and its notes the others.

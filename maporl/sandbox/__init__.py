@@ -1,4 +1,4 @@
-"""Runs programs of data and of models, which nobody has read: each in a process that the kernel holds.
+"""Runs untrusted programs of data sets and models, each in a process that the kernel isolates.
 
 :mod:`maporl.sandbox.sandbox` runs one program, with or without tests, and :mod:`maporl.sandbox.pool` many at once;
 :mod:`maporl.sandbox.outcomes` says how one ended::

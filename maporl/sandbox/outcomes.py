@@ -40,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ended:
-    """What the sandbox saw of a snippet: its verdict and what it printed, as bytes, and how its processes ended.
+    """The raw result of a snippet: its verdict and its output, as bytes, and how its processes ended.
 
     ``statuses`` are those of ``waitpid``. ``in_time`` says whether the verdict was complete before the time was up, and
     ``flooded`` whether more came than may. ``heard``: the seconds after the beginning at which parts of the verdict

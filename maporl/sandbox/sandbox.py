@@ -63,7 +63,7 @@ class SandboxError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one snippet may use.
+    """The resources of one snippet.
 
     ``cpu_seconds``: CPU time, in whole seconds. ``wall_seconds``: time on the clock. ``memory_mb``: address space in
     MiB, of which the interpreter takes about 40. ``output_bytes``: what it may print, and again what it may return as
@@ -189,7 +189,7 @@ class Sandbox:
         return [outcomes[key] for key in keys]
 
     def walls(self) -> list[str]:
-        """What holds a snippet here, from the outermost wall to the innermost.
+        """Return the means that isolate a snippet on this machine, from the outermost to the innermost.
 
         Raises:
             SandboxError: the worker process does not start.

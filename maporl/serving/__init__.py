@@ -1,1 +1,1 @@
-"""Agents as models behind an address of OpenAI's and Anthropic's form: those of programs, and trained ones."""
+"""Agents as models behind an address with OpenAI's and Anthropic's APIs: those of programs, and trained ones."""

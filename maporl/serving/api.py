@@ -114,7 +114,7 @@ class _Streams(Engine):
 
 @dataclass
 class Served:
-    """What an address serves.
+    """The models of an address.
 
     Args:
         player: plays the agents. Its engines take requests as they come.

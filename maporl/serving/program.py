@@ -26,7 +26,7 @@ from maporl.types import IN_PLAY, Ask, Example, Message, Result, Utterance, Wait
 from trl_ext.ppo.options import option
 
 REHEARSED_SECONDS = 30.0
-"""The most seconds of a program that is rehearsed."""
+"""The most seconds of a program in a dry run."""
 AT_ONCE = 64
 """How many programs run at once, where the user does not say it."""
 AGAIN_SECONDS = 10.0
@@ -37,16 +37,16 @@ _warn_once = cache(partial(warnings.warn, stacklevel=1))
 
 @dataclass(frozen=True)
 class Program(Protocol):
-    """A program asks the agents whatever it likes, and returns the answer. It is a function or a command of the user's.
+    """A user's program, a function or a command, sends requests to the agents and returns the answer.
 
     The ``model`` of a request is the name of an agent. A request that repeats a conversation unchanged goes on with it,
     token by token; one that has changed it begins a new one. An utterance is a parent of every later request whose
-    messages hold its text, and what nobody was shown has the credit of the answer.
+    messages hold its text. An utterance that no request shows has the credit of the answer.
 
     What a program returns is graded. It may report rewards too (``POST {base_url}/reward``), which
     ``reward.sources: {reported: 1.0}`` counts.
 
-    The program runs in this process or beside it, with the rights of whoever starts the run.
+    The program runs in this process or beside it, with the rights of the user who starts the run.
 
     Raises:
         ValueError: neither or both of ``run`` and ``command`` are given, or a number is out of its range.
@@ -69,7 +69,7 @@ class Program(Protocol):
     )
     on_failure: Literal["zero", "drop", "stop"] = option(
         "zero",
-        "What a program that fails leaves: a dialogue without answer (zero), one on which nobody is trained (drop), or "
+        "What a program that fails leaves: a dialogue without answer (zero), one that is not trained on (drop), or "
         "the end of the run (stop).",
     )
     seconds: float = option(600.0, "Most seconds of a dialogue.")
@@ -84,8 +84,8 @@ class Program(Protocol):
     )
     replays: bool = option(
         False,
-        "Whether it asks the same in the same order when it is told the same, so that its dialogues can be forked "
-        "(branching). It is then started for each fork, and told what was said.",
+        "Whether it makes the same requests in the same order when it gets the same replies, so that its dialogues can "
+        "be forked (branching). Each fork then starts it again, with the recorded completions as replies.",
     )
     roles = True
     pays = frozenset({"reported"})
@@ -151,7 +151,7 @@ class Program(Protocol):
         return dataclasses.replace(self, replays=False)
 
     def in_rehearsal(self) -> "Program":
-        """Return the program as it is rehearsed: it may fail, because nobody answers it as it expects."""
+        """Return the program for a dry run: it may fail, because mock completions are not what it expects."""
         return dataclasses.replace(self, on_failure="zero", seconds=min(self.seconds, REHEARSED_SECONDS))
 
     def check_rehearsal(self, rehearsal: Any) -> Iterator[Fault]:

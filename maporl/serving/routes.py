@@ -1,4 +1,4 @@
-"""What a server answers at an address of OpenAI's and of Anthropic's form, for whoever owns the address.
+"""The routes of a server with OpenAI's and Anthropic's APIs, for a program of a dialogue or for a trained team.
 
 Data flow: a client -> :func:`guarded` -> :func:`routes` (server's thread) -> :class:`Call` -> :meth:`Owner.put`; the
 owner answers the call from any thread.
@@ -76,7 +76,7 @@ class Call:
 
 
 class Owner(Protocol):
-    """Who answers the calls of an address."""
+    """The owner of an address, which answers its calls."""
 
     name: str
     """What its replies are called."""

@@ -46,7 +46,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Question:
-    """What a program is told: the question, where its agents are, and the example as plain values."""
+    """The input of a program: the question, the address of its agents, and the example as plain values."""
 
     question: str
     base_url: str

@@ -96,7 +96,7 @@ class ChatRequest:
         parallel: whether it may have several calls.
         n: how many samples the reply has.
         seed: decides about its random numbers. None: the run and the request's place do.
-        top: how many of the likeliest tokens are told for each token.
+        top: how many of the likeliest tokens are listed for each token.
         form: what the answer is held to.
         choice: ``auto``, ``required`` for a call of any tool, or the name of the tool that is called.
         strict: the tools whose arguments keep to their schemas.

@@ -1,2 +1,2 @@
-"""Questions that are asked of several runs, or before one: who plays well with whom, who should share weights, and what
+"""Studies of several runs, or before a run: cross-play, sharing of weights between agents, and what
 a cluster would do."""

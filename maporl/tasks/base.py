@@ -53,8 +53,8 @@ class Task(Checked, ABC):
             cls.name = cls.__name__.lower()
 
     shown_meta: ClassVar[Collection[str]] = ()
-    """What of an example's ``meta`` whoever answers may know, by name, such as ``("paragraphs",)``. Programs are told
-    nothing else of it: ``meta`` may have the solution, or hidden tests."""
+    """The keys of an example's ``meta`` that an agent may see, such as ``("paragraphs",)``. Programs get no others,
+    because ``meta`` may have the solution, or hidden tests."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -87,7 +87,7 @@ class Task(Checked, ABC):
         return {"answer": example.answer}
 
     def show_meta(self, example: Example) -> dict[str, Any]:
-        """What of the example's ``meta`` whoever answers may know: by default what :attr:`shown_meta` names."""
+        """The part of the example's ``meta`` that an agent may see: by default the keys of :attr:`shown_meta`."""
         return {name: value for name, value in example.meta.items() if name in set(self.shown_meta)}
 
     def solution(self, example: Example) -> str:

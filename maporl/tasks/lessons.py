@@ -9,20 +9,20 @@ from maporl.types import Call, Example
 
 
 class Lessons:
-    """What a task writes for the pupils of a warm start: answers, replies in roles, calls, and single skills.
+    """The texts that a task's oracle writes for a warm start: answers, replies in roles, calls, and single skills.
 
     A task that a warm start can use derives from this class besides :class:`maporl.Task`. One of your own need not:
     what it defines by these names is taken, and of all else the default (:func:`lessons_of`).
     """
 
     skills: tuple[str, ...] = ()
-    """The skills that its questions ask for, where a pupil can be taught one of them alone (:meth:`write_by_skill`)."""
+    """The skills that its questions ask for, where a student can learn one of them alone (:meth:`write_by_skill`)."""
     roles: ClassVar[frozenset[str]] = frozenset()
     """The roles for which :meth:`write_reply` writes something of their own. Warm starts teach it even where it
     does not answer the question and is asked for apart from a conversation."""
 
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
-        """A right or a wrong answer, as a pupil would write it. Warm starts train on such answers.
+        """A right or a wrong answer, as a student would write it. Warm starts train on such answers.
 
         Raises:
             NotImplementedError: the task cannot write answers, and so cannot serve for a warm start.
@@ -30,10 +30,10 @@ class Lessons:
         raise NotImplementedError(f"task {type(self).__name__} cannot write example answers")
 
     def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
-        """What a pupil says in ``role``, rightly or wrongly, where the protocol does not teach it (``Ask.taught``).
+        """The right or wrong reply of a student in ``role``, where the protocol does not teach it (``Ask.taught``).
 
-        By default it is an answer in every role, so that whatever a pupil hears can be repeated. A task overrides this
-        where a planner is to learn plans and a solver answers. Roles come from the protocol, or from
+        By default it is an answer in every role, so that a student can repeat any reply that it is shown. A task
+        overrides this where a planner is to learn plans and a solver answers. Roles come from the protocol, or from
         ``agents.NAME.role``.
 
         Raises:
@@ -42,8 +42,8 @@ class Lessons:
         return self.write_answer(example, rng, right)
 
     def write_agreeing(self, example: Example, rng: random.Random, words: str, role: str | None) -> str:
-        """What a pupil says in ``role`` that agrees with another agent's ``words``, right or wrong. By default it
-        repeats them.
+        """The reply of a student in ``role`` that agrees with another agent's ``words``, right or wrong. By default
+        it repeats them.
 
         A task overrides this where to agree is not to repeat: a program agrees with tests that it passes.
         """
@@ -55,7 +55,7 @@ class Lessons:
         """The next calls that help to answer, as (name, arguments), of the named ``tools``. By default it teaches no
         calls.
 
-        ``made`` has the calls that the pupil has made in this turn, with their results. A warm start teaches an agent
+        ``made`` has the calls that the student has made in this turn, with their results. A warm start teaches an agent
         with tools to make the calls before it answers rightly: one after the other, or at once (``limits.parallel``).
         """
         return ()
@@ -69,7 +69,7 @@ class Lessons:
         return example
 
     def write_by_skill(self, example: Example, skill: str) -> str:
-        """The answer of a pupil who knows only ``skill``, one of :attr:`skills`. Warm starts of specialists train on
+        """The answer of a student that knows only ``skill``, one of :attr:`skills`. Warm starts of specialists train on
         it.
 
         Raises:

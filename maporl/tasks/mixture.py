@@ -140,15 +140,15 @@ class Mixture(Lessons, Task):
         return self.part_of(example).solution(example)
 
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
-        """What a pupil of its own task writes."""
+        """The answer of a student of its own task."""
         return lessons_of(self.part_of(example)).write_answer(example, rng, right)
 
     def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
-        """What a pupil of its own task says in ``role``."""
+        """The reply of a student of its own task in ``role``."""
         return lessons_of(self.part_of(example)).write_reply(example, rng, right, role)
 
     def write_agreeing(self, example: Example, rng: random.Random, words: str, role: str | None) -> str:
-        """What a pupil of its own task says in agreement with ``words``."""
+        """The reply of a student of its own task that agrees with ``words``."""
         return lessons_of(self.part_of(example)).write_agreeing(example, rng, words, role)
 
     def write_calls(

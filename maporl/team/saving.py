@@ -37,7 +37,7 @@ _LOGIN = re.compile(r"://[^/\s@]+@")
 
 @dataclass
 class SavedTeam:
-    """What is saved of a team, and where.
+    """The saved files of a team, and their places.
 
     Args:
         agents: the team's agents, by name.

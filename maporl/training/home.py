@@ -44,7 +44,7 @@ def home_of(backend: "TeamHome | None") -> "TeamHome":
 
 
 class TeamHome(Home, ABC):
-    """What a trainer of a team asks of where its weights are. The trainer plays, scores and computes advantages.
+    """The interface of a backend, which holds a team's weights. The trainer plays, scores and computes advantages.
 
     The methods are called in this order: :meth:`load_team` and :meth:`sources`, where a configuration describes the
     run; :meth:`past_policies`, :meth:`untrained`, :meth:`prepare`, :meth:`start`, :meth:`engines`; and, after all

@@ -1,7 +1,7 @@
-"""Find groups of one before a run: rows of an update that have no others to be compared with.
+"""Find singleton groups before a run: rows of an update that have no others to be compared with.
 
-A question is played with made-up words, and advantages are computed as an update does. So it counts what the protocol
-and the branching really make, and not what their options say.
+A dry run plays a question with mock completions, and computes advantages as an update does. So it counts the rows that
+the protocol and the branching really make, and does not derive them from their options.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,16 +31,16 @@ from trl_ext.ppo.options import Decoding
 MOST = 256
 """The dialogues of a rehearsal. More of them show nothing new, and a check takes seconds."""
 FEW = 8
-"""The dialogues of a rehearsal in environments, of which each may be a session on a server."""
+"""The dialogues of a dry run in environments, of which each may be a session on a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """What decides with what each row of an update is compared.
+    """The inputs that decide which rows of an update are compared.
 
     Args:
         task: the questions.
-        protocol: the protocol, as it is rehearsed in the first update.
+        protocol: the protocol, as a dry run of the first update plays it.
         specs: what a driver needs to know of the agents, for whom an engine called ``players`` answers.
         decoding: how answers are sampled.
         world: the tools and environments.

@@ -52,7 +52,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """What a run is made of. The fields are the arguments of :class:`maporl.MultiAgentPPOTrainer`.
+    """The components of a run. The fields are the arguments of :class:`maporl.MultiAgentPPOTrainer`.
 
     Where an argument may be left out, the field has what the run takes instead. ``reward`` and ``sources`` have the
     reward functions, ``task`` and ``eval_task`` the data sets, and ``tools`` the environments.
@@ -143,9 +143,9 @@ class RunParts:
     def _refuse_groups_of_one(self) -> None:
         """Refuse an advantage that would find nothing to compare an answer with, in the first update.
 
-        Two questions are played with made-up words. Environments and programs, which may be anywhere, are not: there it
-        shows in the first update, or in :func:`maporl.check`. What a configuration describes was rehearsed before its
-        models were loaded.
+        Two questions are played with mock completions. Environments and programs, which may be anywhere, are not:
+        there the first update or :func:`maporl.check` shows it. A configuration had its dry run before its models were
+        loaded.
 
         Raises:
             ConfigError: a group has one member, whatever is said.

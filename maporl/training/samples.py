@@ -24,7 +24,7 @@ SOMETIMES = frozenset(("game", "seed", "state", "task"))
 
 @dataclass(frozen=True)
 class Columns:
-    """What advantages may know about an utterance: its place, its speaker and its credit.
+    """The columns of an utterance for advantages: its place, its agent and its credit.
 
     It holds no tokens and no text, and it is what processes send to each other. ``values`` are those of the columns of
     :class:`maporl.advantages.batch.TurnBatch`, which says what they are, by name. The utterances to which two columns

@@ -71,8 +71,8 @@ class MultiAgentPPOTrainer(TeamLoop):
         tools: for each agent, what it may call: typed functions with docstrings as TRL takes them, :class:`maporl.Tool`
             objects, and names of environments or ``ENVIRONMENT.TOOL``.
         environments: by name, the class of an environment in which agents act, as TRL's ``environment_factory``. It
-            belongs to the agents whose tools name it, or to all if nobody's do: they have its tools, are told of it,
-            and are paid.
+            belongs to the agents whose tools name it, or to all if none do: they have its tools, see its texts,
+            and get its rewards.
         sampling: how answers are sampled in a role, or in evaluations. That of an agent in training is its own
             (:class:`maporl.Agent`).
         backend: where to train and sample, such as :class:`maporl.RayBackend`. By default in the launcher's processes.

@@ -1,9 +1,10 @@
-"""Play a few questions with made-up words, to find what the text of a configuration does not show. No model is loaded.
+"""Dry runs of a few questions with mock completions, to find what the text of a configuration does not show. No model.
 
-The first question is played three times: in silence, with right answers and legal moves, and with words that say who
-says them. From these plays it shows whether prompts show an agent what others said, and whether somebody has the roles
-that rules pay. More questions are played in silence to measure the prompts (:class:`Measured`), and to see whether
-groups have one row (:mod:`maporl.training.lonely`), which would stop a run at its first update.
+The first question is played three times: with empty completions, with right answers and legal moves, and with
+completions that name their agent. These plays show whether prompts contain the completions of other agents, and whether
+an agent has the roles that rules name. More questions are played with empty completions to measure the prompts
+(:class:`Measured`), and to find singleton groups (:mod:`maporl.training.lonely`), which would stop a run at its first
+update.
 """
 
 import difflib
@@ -42,7 +43,7 @@ DECIDE = frozenset({"router"})
 
 @dataclass(frozen=True)
 class Play:
-    """A dialogue that was played, what was asked in it, and whether it ended in as many steps as are rehearsed."""
+    """A dialogue that was played, what was asked in it, and whether it ended within the steps of a dry run."""
 
     dialogue: Dialogue
     requests: list[Request]
@@ -50,7 +51,7 @@ class Play:
 
 
 class Rehearsal:
-    """The first question of a run, played with made-up words. Each play is made when it is first asked for.
+    """Dry runs of a run's first question with mock completions. Each is played when it is first needed.
 
     Args:
         run: the run.

@@ -49,7 +49,7 @@ class Shard:
 
 @dataclass
 class Progress:
-    """What one process has on disk: its whole batches, the bytes of its file, and the counts of its samples."""
+    """The files of one process: its whole batches, the bytes of its file, and the counts of its samples."""
 
     batches: int = 0
     bytes: int = 0

@@ -106,7 +106,7 @@ class LocalVerifier(KnowsVerifier, RewardSource):
 
 
 class Asked(Protocol):
-    """Who is asked for scores: servers (:class:`maporl.verifier.client.VerifierClient`), or processes of the
+    """The scorers of a verifier: servers (:class:`maporl.verifier.client.VerifierClient`), or processes of the
     run."""
 
     urls: tuple[str, ...]

@@ -174,7 +174,7 @@ def test_the_page_says_how_a_team_learns_on_a_service():
         )
     apart = told["differences"]["here"]
     low, high = (apart["difference"] + sign * apart["half"] for sign in (-1, 1))
-    ends = f"{told['means']['service']:.1f}% there and {told['means']['here']:.1f}% here"
+    ends = f"{told['means']['service']:.1f}% on the service and {told['means']['here']:.1f}% locally"
     assert f"{ends} ({apart['difference']:+.1f}, {low:+.1f} to {high:+.1f})" in page
 
 

@@ -95,7 +95,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """What a run did: the facts of its parts, its counts, and the promises that were broken, the worst first.
+    """The audit of a run: the facts of its components, its counts, and the broken promises, the worst first.
 
     ``note`` says how far the run came, or what is not known of it.
     """

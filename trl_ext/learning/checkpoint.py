@@ -67,7 +67,7 @@ class Saving(Protocol):
 
 
 class Policies(Protocol):
-    """What trains the policies of a run, here or in other processes."""
+    """The learners of a run, here or in other processes."""
 
     def begin_saving(self, folder: Path) -> Saving:
         """Begin to write every policy into ``folder/NAME``. Training may go on as soon as this returns."""

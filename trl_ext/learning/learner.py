@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class PolicyOutput:
-    """What one forward computes at the M sampled tokens of its rows, in row-major order. Every tensor is [M].
+    """The outputs of one forward at the M sampled tokens of its rows, in row-major order. Every tensor is [M].
 
     ``values`` is None without a critic. ``entropies`` is None where they were not asked for. ``value_logits`` [M, B]
     are those of a categorical critic (:class:`trl_ext.ppo.value_bins.ValueBins`), of which ``values`` are the means.

@@ -333,7 +333,7 @@ MARKS: dict[str, tuple[Mark, ...]] = {f.name: getattr(f.type, "__metadata__", ()
 
 @dataclass
 class ToRead:
-    """What one forward reads, and where it finds the sampled tokens.
+    """The inputs of one forward, and the positions of the sampled tokens.
 
     A model reads lines of tokens. A line is a row, or some trees of rows.
     """

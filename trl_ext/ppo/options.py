@@ -305,7 +305,7 @@ GREEDY = Decoding(0.0)
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a completion is held to.
+    """The grammar that constrains a completion.
 
     Args:
         text: the grammar as the package ``llguidance`` reads it: JSON with ``grammars``, or Lark's form.

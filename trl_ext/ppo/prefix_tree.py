@@ -68,7 +68,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """What N rows of token ids share, kept on the host.
+    """The prefixes that N rows of token ids share, kept on the host.
 
     In sorted order, a row shares with any earlier row at most what it shares with the row right before it. Two numbers
     for each row therefore describe the whole tree.

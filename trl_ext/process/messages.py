@@ -1,4 +1,4 @@
-"""Lines for whoever runs the process, each of its own also while a bar of progress is drawn. Imports no torch."""
+"""Lines for the user on standard error, each on a line of its own even beside a progress bar. Imports no torch."""
 
 import sys
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""A step of decoding that a CUDA device is told once, and then repeats.
+"""A step of decoding that is recorded once as a CUDA graph, and then replayed.
 
 A step of a model of 28 layers is some 1,900 kernels. The host needs about 15 microseconds to launch one, and the device
 a few to run it, so that an H200 waits for its host most of the time. A CUDA graph launches all of them at once. Every

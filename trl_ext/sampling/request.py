@@ -7,7 +7,7 @@ from trl_ext.ppo.options import GREEDY, Decoding, Grammar
 
 @dataclass(frozen=True)
 class Draw:
-    """How a completion is drawn, and what ends it.
+    """The sampling parameters of a completion, and the conditions that end it.
 
     Args:
         max_tokens: the most tokens of the completion.
@@ -44,7 +44,7 @@ class TokenRequest:
         key: the key of the random numbers. None: the engine takes numbers of its own.
         read: how many ids at the beginning of the prompt the conversation had before, which a KV cache may hold.
         label: the request's name in errors.
-        top: how many of the likeliest tokens are told at each place of a completion that is not greedy.
+        top: how many of the likeliest tokens are listed at each position of a completion that is not greedy.
     """
 
     policy: str

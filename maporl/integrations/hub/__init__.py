@@ -1,4 +1,4 @@
-"""Share a team's folder: push it without what is the user's own, and pull one of a stranger's. Knows no model.
+"""Share a team's folder: push it without the user's private data, and pull a team as untrusted input. Knows no model.
 
 A folder with a ``config.yaml`` and a folder for each policy is what is shared, whether a run or ``Team.save`` wrote it.
 :func:`.push.push` packs the files of it that may become public (:mod:`.pack`), without secrets and paths of this

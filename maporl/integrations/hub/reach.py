@@ -1,6 +1,6 @@
 """What the configuration of a team from the hub may name: things on the hub, and nothing of the user's machine.
 
-Such a configuration is a stranger's. It could read the user's files into prompts, send dialogues and API keys to a
+Such a configuration is untrusted input. It could read the user's files into prompts, send dialogues and API keys to a
 server of its author's, load a folder that happens to lie here, or import a module, which runs it. Imports no torch.
 """
 

@@ -25,7 +25,7 @@ MARK = ".every-machine-sees-this"
 
 @dataclass(frozen=True)
 class Facts:
-    """What one machine says of itself.
+    """The properties of one machine.
 
     Args:
         versions: the versions of Python and of packages, by name. One that is missing is ``none``.

@@ -84,7 +84,7 @@ def interface_of(address: str) -> str | None:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one process holds of its group after an update, by policy."""
+    """The state that one process holds of its group after an update, by policy."""
 
     entries: dict[str, dict[str, np.ndarray]]
     rest: dict[str, State]

@@ -1,4 +1,4 @@
-"""A process of a group, whatever has started it: what it is told, how the driver asks it, and what it leaves to read.
+"""A process of a group, whatever has started it: its settings, the driver's requests to it, and its logs.
 
 Imports no torch and no Ray.
 """

@@ -24,7 +24,7 @@ from trl_ext.ppo.options import Grammar
 
 @dataclass(frozen=True)
 class Samples:
-    """Completions as arrays: what one process of a group is given of a policy in an update.
+    """Completions as arrays: the share of one process of a group, for a policy in an update.
 
     Args:
         ids: the ids of all prompts and completions, one after the other.

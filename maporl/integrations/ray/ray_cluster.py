@@ -260,7 +260,7 @@ def _settling() -> Threads:
 
 
 class Host:
-    """What runs in a process that Ray started: one part of a group. Ray makes an actor of it."""
+    """One member of a group, in a process that Ray started. Ray makes an actor of it."""
 
     def __init__(
         self,

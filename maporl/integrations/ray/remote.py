@@ -82,7 +82,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class RemoteLearner:
-    """What the driver knows of a learner in a group.
+    """The driver's view of a learner in a group.
 
     Args:
         name: the policy's name.

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Turns:
-    """Who works on which device. Whoever asks first is first, and has all devices that it needs at the same moment.
+    """Turns on shared devices, first come first served. A request gets all devices that it needs at the same moment.
 
     So nobody holds a device while it waits for another one, and everybody's turn comes if everybody's work ends.
     """

@@ -6,7 +6,7 @@ from trl_ext.ppo.options import option
 
 @section()
 class PriceSection:
-    """What a base model costs, in dollars for a million tokens."""
+    """The prices of a base model, in dollars for a million tokens."""
 
     read: NotNegative = option(0.0, "Tokens of prompts, and tokens whose log-probabilities are computed.")
     sampled: NotNegative = option(0.0, "Sampled tokens.")

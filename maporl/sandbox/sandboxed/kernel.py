@@ -1,4 +1,4 @@
-"""The sandbox's wall, which does not depend on Python: what the kernel refuses a snippet.
+"""The isolation of the sandbox by the kernel (seccomp, Landlock, limits), which does not depend on Python.
 
 Three means of Linux, none of which needs privileges. *Resource limits* bound CPU time and memory, and refuse new
 descriptors, processes and growing files. *Landlock* (since Linux 5.13) takes every path from the worker once it has

@@ -41,7 +41,7 @@ T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run ended with: its :data:`MEASURES`, and each role's share of the gradients of the shared policy."""
+    """The results of a run: its :data:`MEASURES`, and each role's share of the gradients of the shared policy."""
 
     measures: dict[str, float]
     shares: dict[str, float]

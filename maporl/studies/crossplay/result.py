@@ -2,9 +2,9 @@
 torch.
 
 Agents that train together may learn to use what others say, or they may learn habits that only their own partners
-understand. Accuracy on held-out questions does not tell the two apart. Teams of strangers do (Hu et al. 2020,
-"Other-Play" for zero-shot coordination, arXiv 2003.02979): self-play is the diagonal of the matrix, and cross-play is
-the rest.
+understand. Accuracy on held-out questions does not tell the two apart. Teams of agents from different runs do (Hu et
+al. 2020, "Other-Play" for zero-shot coordination, arXiv 2003.02979): self-play is the diagonal of the matrix, and
+cross-play is the rest.
 
 All teams answer the same questions, so every difference is paired by question. In the means of self-play and of
 cross-play, every run's agent takes every seat equally often. If the agents' skills simply added up, the gap between

@@ -41,7 +41,7 @@ TRAINED = 4 + sum(training_bytes(4, "adamw"))
 
 @dataclass(frozen=True)
 class Work:
-    """What the policies of a group do in an update. All lengths are in tokens.
+    """The work of the policies of a group in an update. All lengths are in tokens.
 
     Args:
         conversations: how many they take part in.
@@ -95,7 +95,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast one device works with one model.
+    """The speed of one device with one model.
 
     Args:
         learning: operations per second of an update.

@@ -51,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Share:
-    """What one group has, and takes in an update.
+    """The devices of one group, and its time in an update.
 
     Args:
         learner: devices of the learner.
