@@ -15,9 +15,8 @@ def ppo(tiny, folder, before=lambda model, tokenizer: None, value=None, lora=Fal
     model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")) if lora else model
     args = PPOv2Config(output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=1, **OPTIONS)
     rows = [{"prompt": f"{i}+1="} for i in range(4)]
-    return PPOv2Trainer(
-        args, tokenizer, model, train_dataset=rows, reward_funcs=lambda completions: [1.0] * 4, value_model=value
-    )
+    parts = {"train_dataset": rows, "reward_funcs": lambda completions: [1.0] * 4, "value_model": value}
+    return PPOv2Trainer(args, tokenizer, model, **parts)
 
 
 def warm(model, tokenizer=None):
