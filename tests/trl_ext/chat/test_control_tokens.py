@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from maporl.engines.base import Engine
 from maporl.engines.text import reply_of, token_request
-from maporl.engines.transcript import Transcript, conversations
+from maporl.engines.transcript import conversations
 from maporl.methods.fantom import SentenceEncoder
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
@@ -239,17 +239,6 @@ def test_critics_verifiers_and_supervised_training_read_text_as_text(tokenizers)
     taught = [i for i, own in zip(ids, mask, strict=True) if own]
     think = tokenizer.convert_tokens_to_ids("<think>")
     assert control(tokenizer, taught) == [think, tokenizer.eos_token_id], "an agent may learn to say <think>"
-
-
-def test_a_transcript_goes_on_after_a_forged_text(tokenizers):
-    tokenizer = tokenizers["chatml"]
-    stops = frozenset([tokenizer.eos_token_id])
-    transcript = Transcript()
-    transcript.add_messages([{"role": "user", "content": "a"}], tokenizer, stops)
-    transcript.add_completion(0, tokenizer.encode("b", add_special_tokens=False), False)
-    ids = transcript.add_messages([{"role": "user", "content": SPELLED}], tokenizer, stops)
-    expected = plain(tokenizer, [{"role": r, "content": "x"} for r in ("user", "assistant", "user")])
-    assert control(tokenizer, ids) == control(tokenizer, expected)
 
 
 def test_paragraphs_of_the_fallback_template_cannot_be_written_by_a_message(tokenizers):

@@ -69,6 +69,13 @@ def test_whatever_randomness_is_called_it_is_off_while_a_model_is_trained(kind, 
     assert {name: getattr(model.config, name) for name in RANDOM[kind]} == options, "what is saved with the model stays"
 
 
+def test_layers_recompute_in_training_mode_and_all_that_they_hold_is_in_evaluation_mode(tmp_path):
+    model, tokenizer = build("llama")
+    trainer_of(model, tokenizer, tmp_path, gradient_checkpointing=True)
+    modes = {type(module).__name__: module.training for module in model.modules()}
+    assert modes["LlamaDecoderLayer"] and not modes["LlamaAttention"] and not modes["LlamaMLP"] and not modes["Linear"]
+
+
 def test_a_critics_own_adapter_has_no_dropout(tmp_path):
     model, tokenizer = build("llama")
     model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], lora_dropout=0.5, task_type="CAUSAL_LM"))

@@ -74,18 +74,6 @@ def settings(optim):
     }  # fmt: skip
 
 
-@with_bitsandbytes
-@pytest.mark.parametrize(("numbers", "bytes_each"), [(4095, 8.0), (4096, 2.03125)])
-def test_small_weights_keep_their_moments_in_float32(tmp_path, numbers, bytes_each):
-    """Two bytes and two scales of four bytes for 256 numbers, or two moments of four bytes."""
-    weight = torch.nn.Parameter(torch.ones(numbers))
-    made = build_optimizer([{"params": [weight], "lr": 0.5}], config(tmp_path, optim="adamw_bnb_8bit"), Holder)
-    weight.grad = torch.ones(numbers)
-    made.step()
-    kept = {name: value for name, value in made.state[weight].items() if name[:-1] in ("state", "absmax")}
-    assert sum(value.numel() * value.element_size() for value in kept.values()) / numbers == bytes_each
-
-
 def test_a_missing_package_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr("maporl.validation.preflight.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"adamw_bnb_8bit needs the package bitsandbytes.*pip install.*\[quantized\]"):

@@ -235,31 +235,21 @@ def moved_by(train, tiny):
 
 
 @pytest.mark.slow
-def test_supervised_training_moves_bfloat16_weights_as_far(tiny, tmp_path):
+@pytest.mark.parametrize("how", ["supervised", "warm start"])
+def test_supervised_training_and_a_warm_start_move_bfloat16_weights_as_far(tiny, tmp_path, how):
     """100 steps of up to 1e-5; bfloat16 weights that are stepped themselves moved 26%."""
-    config = from_dict(TEAM | {"output_dir": "x", "agents": {"ann": {"tiny": {}}}})
+    task, protocol = Arithmetic(largest=9), build_protocol(TEAM["protocol"], ("ann",))
 
     def train(model, tokenizer):
-        team, task = Team([Agent("ann", model, tokenizer)]), Arithmetic(largest=9)
-        options = SFTOptions(epochs=8, batch_size=8, learning_rate=1e-5)
-        folder = tmp_path / str(model.dtype)
-        train_supervised(config, team, solutions(team, task, "{question}", 100), folder, options, quiet=True)
-
-    whole, half = moved_by(train, tiny)
-    assert 0.8 < share(half, whole) < 1.2
-
-
-@pytest.mark.slow
-def test_a_warm_start_moves_bfloat16_weights_as_far(tiny):
-    section = WarmStartSection(steps=100, batch_size=8, learning_rate=1e-5)
-
-    def train(model, tokenizer):
-        parts = (
-            Team([Agent("ann", model, tokenizer)]),
-            Arithmetic(largest=9),
-            build_protocol(TEAM["protocol"], ("ann",)),
-        )
-        warm_start(*parts, section, seed=0, quiet=True)
+        team = Team([Agent("ann", model, tokenizer)])
+        if how == "warm start":
+            section = WarmStartSection(steps=100, batch_size=8, learning_rate=1e-5)
+            warm_start(team, task, protocol, section, seed=0, quiet=True)
+        else:
+            config = from_dict(TEAM | {"output_dir": "x", "agents": {"ann": {"tiny": {}}}})
+            options = SFTOptions(epochs=8, batch_size=8, learning_rate=1e-5)
+            rows = solutions(team, task, "{question}", 100)
+            train_supervised(config, team, rows, tmp_path / str(model.dtype), options, quiet=True)
 
     whole, half = moved_by(train, tiny)
     assert 0.8 < share(half, whole) < 1.2
