@@ -221,18 +221,6 @@ def test_a_user_who_turned_recomputation_on_by_hand_keeps_it(tmp_path):
     assert called
 
 
-def test_a_generation_configuration_that_cannot_be_saved_is_found_out_at_the_start(tmp_path):
-    model, tokenizer = build("llama")
-    model.generation_config.do_sample, model.generation_config.temperature = False, 0.7
-    with pytest.raises(ValueError, match=r"model: its generation configuration could not be saved .*temperature"):
-        trainer_of(model, tokenizer, tmp_path)
-    model.generation_config.do_sample = True
-    trainer = trainer_of(model, tokenizer, tmp_path)
-    trainer.train()
-    assert model.generation_config.temperature == 0.7 and model.generation_config.do_sample
-    trainer.save_model(str(tmp_path / "saved"))
-
-
 def test_quiet_counts_probabilities_that_are_no_fractions():
     model = nn.Sequential(nn.Dropout(1), nn.Linear(2, 2))
     model[1].droppath_rate, model[1].drop_last, model[1].jitter_noise = 0.5, True, 0.01

@@ -23,7 +23,7 @@ def warm(model, tokenizer=None):
     model.config.temperature = 0.6
 
 
-def greedy(model):
+def greedy(model, tokenizer=None):
     model.generation_config.do_sample, model.generation_config.temperature = False, 0.6
     return model
 
@@ -37,6 +37,7 @@ def unsavable(model, tokenizer):
 
 CASES = {
     "a policy's config": (r"policy 'policy' cannot be saved, .* generation parameters are set in the model config", warm, False),
+    "a policy's generation": (r"^model: its generation configuration could not be saved .*temperature", greedy, False),
     "a tokenizer": (r"policy 'policy' cannot be saved, .* this tokenizer has no files; correct its config", unsavable, False),
     "a tokenizer of an adapter": (r"policy 'policy' cannot be saved, .* this tokenizer has no files", unsavable, True),
 }  # fmt: skip
