@@ -155,7 +155,6 @@ def test_samples_of_another_policy_end_the_first_update_with_its_name(tmp_path):
 
 
 def detach_states(model):
-    """Let no gradient reach the layers of ``model``."""
     plain = model.model.forward
 
     def cut(*arguments, **options):

@@ -32,7 +32,6 @@ ALPHABET = "0123456789+=Answer:; "
 
 @pytest.fixture
 def folder(tiny, tmp_path):
-    """A folder with a tiny model."""
     model, tokenizer = tiny(alphabet=ALPHABET, context=256)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -41,7 +40,6 @@ def folder(tiny, tmp_path):
 
 @pytest.fixture
 def verifier(tiny, tmp_path):
-    """A folder with a random verifier."""
     _, tokenizer = tiny(alphabet=ALPHABET, context=256)
     return saved_verifier(tokenizer, tmp_path / "verifier")
 

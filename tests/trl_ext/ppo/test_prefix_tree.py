@@ -27,7 +27,6 @@ EXACT = {"atol": 1e-9, "rtol": 1e-9}
 
 @pytest.fixture
 def rows_only(monkeypatch):
-    """Make every model read rows."""
     return lambda: [
         monkeypatch.setattr(f"trl_ext.{module}.tree_limits", lambda model: None)
         for module in ("learning.learner", "models.forward")
