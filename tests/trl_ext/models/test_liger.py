@@ -8,9 +8,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from tiny_models import build_any
+from tiny_run import config_of
 from transformers.integrations import liger as integration
 from transformers.models.qwen3 import modeling_qwen3
 
+from maporl.errors import ConfigError
+from maporl.validation.preflight import training_arguments
 from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import Policy
@@ -108,6 +111,15 @@ def test_a_policy_its_critic_and_its_reference_use_the_kernels(tiny, package, tm
 def test_what_would_do_nothing_is_refused_before_models_load(tmp_path, package, options, message):
     with pytest.raises(ValueError, match=message):
         PPOv2Config(output_dir=str(tmp_path), **OPTIONS, **options)
+
+
+def test_a_configuration_asks_for_the_kernels(tmp_path, package, monkeypatch):
+    config = config_of(tmp_path / "run", use_liger_kernel=True, use_cpu=False)
+    with pytest.raises(ConfigError, match=r"^training: use_liger_kernel: its kernels run on accelerators only"):
+        training_arguments(config)
+    monkeypatch.setattr(liger, "accelerator", lambda: torch.device("meta"))
+    assert training_arguments(config).use_liger_kernel
+    assert not training_arguments(config_of(tmp_path / "run")).use_liger_kernel
 
 
 def test_a_package_that_is_not_installed_is_named(tmp_path, monkeypatch):
