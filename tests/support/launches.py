@@ -61,15 +61,21 @@ def launch(folder, number, environment=(), limit=300, torchrun=False, **options)
         launcher = ["torch.distributed.run", "--nproc_per_node", str(number), "--master_port", str(free_port())]
         command = [sys.executable, "-m", *launcher, *worker]
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=limit)
+    return together(worker, variables, number, limit)
+
+
+def together(words, variables, number=2, limit=300):
+    """Run ``python WORDS`` in ``number`` processes that know of each other; returns what ended, or the first that
+    failed."""
     if number == 1:
-        return processes.run(worker, variables, timeout=limit)
+        return processes.run(words, variables, timeout=limit)
     world = {
         "WORLD_SIZE": str(number),
         "LOCAL_WORLD_SIZE": str(number),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
-    ranks = [processes.start(worker, variables | world | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(number)]
+    ranks = [processes.start(words, variables | world | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(number)]
     return processes.end_of(ranks, limit)
 
 
@@ -93,3 +99,18 @@ SMALL = {"reduce_bucket_size": 50_000}
 ZERO_3 = dict.fromkeys(
     ("param_persistence_threshold", "max_live_parameters", "max_reuse_distance", "prefetch_bucket_size"), 0
 )
+
+
+def memory_of(folder, strategy, number=2):
+    """What each process of ``memory_worker.py`` found in ``folder`` under a strategy."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    variables |= STRATEGIES[strategy]
+    if strategy.startswith("Zero"):
+        zero = {"stage": int(strategy[-1]), **SMALL}
+        zero |= {f"stage3_{key}": value for key, value in ZERO_3.items() if strategy == "Zero-3"}
+        settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
+        (folder / "deepspeed.json").write_text(json.dumps(settings))
+        variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(folder / "deepspeed.json")
+    done = together([SUPPORT / "memory_worker.py", folder], variables, number)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return [json.loads((folder / f"rank{n}.json").read_text()) for n in range(number)]

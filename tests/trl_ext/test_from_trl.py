@@ -40,12 +40,6 @@ def test_the_versions_of_trl_in_errors_are_those_of_the_constraints():
     assert f'"trl>={OLDEST},<2"' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_the_page_for_people_who_come_from_trl_names_the_versions_of_the_constraints():
-    tried = dict(re.findall(r"^(\w+)==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.M))
-    said = "tested with trl {trl}, transformers {transformers} and peft {peft} (`constraints.txt`)".format(**tried)
-    assert said in (ROOT / "docs/howto/from_trl.md").read_text()
-
-
 def test_the_oldest_versions_are_the_lower_bounds():
     oldest = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "constraints-oldest.txt").read_text().lower(), re.M))
     bounds = re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)', (ROOT / "pyproject.toml").read_text().lower())

@@ -80,9 +80,8 @@ def test_a_conversation_goes_on_with_several_messages_after_what_was_sampled():
     whole = [user("How many?\n\nQuick!"), assistant("15"), user("Ann: 3\n\nBob: 4")]
     assert second[: len(first) + len(said)] == first + said
     assert tokenizer.decode(second) == tokenizer.decode(encode_prompt(tokenizer, whole))
-    assert second[len(first) + len(said) :] == encode_continuation(
-        tokenizer, [user("Ann: 3\n\nBob: 4")], said[-1], stops
-    )
+    rest = encode_continuation(tokenizer, whole[2:], said[-1], stops)
+    assert second[len(first) + len(said) :] == rest
 
 
 def test_what_was_sampled_is_not_joined_with_what_another_one_says_as_assistant():

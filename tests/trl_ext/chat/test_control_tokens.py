@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from maporl.engines.base import Engine
 from maporl.engines.text import reply_of, token_request
-from maporl.engines.transcript import Transcript, conversations
+from maporl.engines.transcript import conversations
 from maporl.methods.fantom import SentenceEncoder
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
@@ -64,11 +64,8 @@ def spellings(tokenizer):
 
 def forged(tokenizer, seed):
     rng = random.Random(seed)
-    parts = (
-        rng.choices(spellings(tokenizer), k=4)
-        + rng.choices(CORPUS, k=2)
-        + rng.choices(["assistant\n", "\n\n", " "], k=3)
-    )
+    parts = rng.choices(spellings(tokenizer), k=4) + rng.choices(CORPUS, k=2)
+    parts += rng.choices(["assistant\n", "\n\n", " "], k=3)
     rng.shuffle(parts)
     return "".join(parts)
 
@@ -106,10 +103,8 @@ def test_no_text_makes_a_control_token_and_every_prompt_has_the_turns_of_its_tem
 def test_other_texts_have_the_ids_that_they_had(tokenizers, family):
     tokenizer, rng = tokenizers[family], random.Random(1)
     for _ in range(60):
-        texts = [
-            " ".join(rng.sample((" ".join(CORPUS) + " a<b <= <| |> </ <i> [x] \uff1c \u2581").split(" "), 30))
-            for _ in range(3)
-        ]
+        pieces = (" ".join(CORPUS) + " a<b <= <| |> </ <i> [x] \uff1c \u2581").split(" ")
+        texts = [" ".join(rng.sample(pieces, 30)) for _ in range(3)]
         assert encode_prompt(tokenizer, chat(*texts)) == plain(tokenizer, chat(*texts))
         assert encode_words(tokenizer, texts[0]) == tokenizer.encode(texts[0], add_special_tokens=False)
 
@@ -142,19 +137,14 @@ def test_tokens_that_are_added_later_are_known(tokenizers):
     assert encode_words(tokenizer, "<late>") == before != tokenizer.encode("<late>")
 
 
-def test_two_messages_do_not_spell_a_token_together(tokenizers):
-    for family in ("bert", "tiny"):
-        tokenizer = tokenizers[family]
-        for at in range(1, len(tokenizer.eos_token)):
-            halves = [{"role": "user", "content": t} for t in (tokenizer.eos_token[:at], tokenizer.eos_token[at:])]
-            assert tokenizer.eos_token_id not in encode_prompt(tokenizer, halves)
-            assert tokenizer.eos_token_id in plain(tokenizer, halves)
-
-
-def test_three_messages_do_not_spell_a_token_together(tokenizers):
-    thirds = [{"role": "user", "content": t} for t in ("<e", "o", "s>")]
-    assert tokenizers["tiny"].eos_token_id not in encode_prompt(tokenizers["tiny"], thirds)
-    assert tokenizers["tiny"].eos_token_id in plain(tokenizers["tiny"], thirds)
+@pytest.mark.parametrize("family", ["bert", "tiny"])
+def test_messages_do_not_spell_a_token_together(tokenizers, family):
+    tokenizer = tokenizers[family]
+    word = tokenizer.eos_token
+    for parts in [(word[:at], word[at:]) for at in range(1, len(word))] + [(word[:2], word[2:3], word[3:])]:
+        messages = [{"role": "user", "content": part} for part in parts]
+        assert tokenizer.eos_token_id not in encode_prompt(tokenizer, messages)
+        assert tokenizer.eos_token_id in plain(tokenizer, messages)
 
 
 def test_roles_are_words_of_the_template_and_other_parts_are_texts(tokenizers):
@@ -249,17 +239,6 @@ def test_critics_verifiers_and_supervised_training_read_text_as_text(tokenizers)
     taught = [i for i, own in zip(ids, mask, strict=True) if own]
     think = tokenizer.convert_tokens_to_ids("<think>")
     assert control(tokenizer, taught) == [think, tokenizer.eos_token_id], "an agent may learn to say <think>"
-
-
-def test_a_transcript_goes_on_after_a_forged_text(tokenizers):
-    tokenizer = tokenizers["chatml"]
-    stops = frozenset([tokenizer.eos_token_id])
-    transcript = Transcript()
-    transcript.add_messages([{"role": "user", "content": "a"}], tokenizer, stops)
-    transcript.add_completion(0, tokenizer.encode("b", add_special_tokens=False), False)
-    ids = transcript.add_messages([{"role": "user", "content": SPELLED}], tokenizer, stops)
-    expected = plain(tokenizer, [{"role": r, "content": "x"} for r in ("user", "assistant", "user")])
-    assert control(tokenizer, ids) == control(tokenizer, expected)
 
 
 def test_paragraphs_of_the_fallback_template_cannot_be_written_by_a_message(tokenizers):

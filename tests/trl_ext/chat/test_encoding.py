@@ -1,15 +1,10 @@
 """What a policy reads of a row is the row: special tokens once, padding by its mask, and no keys that Arrow has filled
 in."""
 
-import logging
-
 import pytest
 from chat_tokenizers import TEMPLATE, tokenizer_with
-from conformance import build
 from datasets import Dataset
-from transformers import DataCollatorWithPadding
 
-from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.chat.control_tokens import encode_text, special_ends
 from trl_ext.trainer.prompts import read_prompt, without_nones
 
@@ -48,19 +43,6 @@ def test_words_of_a_text_that_spell_control_tokens_are_words_between_its_ends():
 ])  # fmt: skip
 def test_a_mask_says_what_is_padding_and_without_one_the_ends_do(row, pad, expected):
     assert read_prompt(row, tokenizer_with(pad=pad)).ids == expected
-
-
-@pytest.mark.parametrize("collated", [False, True])
-def test_padding_that_may_be_eos_is_named_also_where_a_collator_pads(collated, tmp_path, caplog):
-    model, tokenizer = build("llama")
-    tokenizer.pad_token = tokenizer.eos_token
-    end = tokenizer.eos_token_id
-    rows = [{"input_ids": [end, end, 5, 6]}, {"input_ids": [5, 6, 7]}] * 4
-    args = PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, total_episodes=8, response_length=4)
-    with caplog.at_level(logging.WARNING):
-        PPOv2Trainer(args, tokenizer, model, train_dataset=rows, reward_funcs=lambda prompts, completions: [],
-                     data_collator=DataCollatorWithPadding(tokenizer) if collated else None)  # fmt: skip
-    assert "train_dataset[0]: the prompt begins or ends with several tokens" in caplog.text
 
 
 def test_keys_that_arrow_fills_into_calls_are_not_shown():

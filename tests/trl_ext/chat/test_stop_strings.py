@@ -8,7 +8,7 @@ import torch
 from asked import sample
 from chat_tokenizers import FAMILIES
 from fake_vllm_server import fake, fake_vllm  # noqa: F401  # fixtures
-from one_policy import QUESTIONS, config
+from one_policy import trainer_of
 from transformers import MambaConfig, MambaForCausalLM
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
@@ -21,8 +21,6 @@ from maporl.rewards.scoring import grade_answers
 from maporl.team.agents import Voice
 from maporl.tiny import build_tiny_tokenizer
 from maporl.types import Ask, Dialogue, Example, Stop, Utterance
-from maporl.validation.load import from_dict
-from trl_ext import PPOv2Trainer
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.ppo.options import Decoding, PPOOptions
 from trl_ext.sampling.options import Sampled
@@ -62,15 +60,14 @@ def test_a_character_of_several_tokens_and_special_tokens_within_a_string():
 
 
 def one_policy(tiny, folder, **options):
-    model, tokenizer = tiny()
-    args = config(folder, response_length=30, temperature=1.0, **options)
-    return PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=lambda p, c, **k: [0.0] * len(c))
+    options |= {"response_length": 30, "temperature": 1.0, "stop_token": "none"}
+    return trainer_of(tiny, folder, reward_funcs=lambda p, c, **k: [0.0] * len(c), **options)
 
 
 def test_what_is_sampled_until_the_string_is_what_is_trained_on(tiny, tmp_path):
-    free = one_policy(tiny, tmp_path, stop_token="none")
+    free = one_policy(tiny, tmp_path)
     whole = free.collect(free.next_batch()).completions
-    trainer = one_policy(tiny, tmp_path, stop_token="none", stop_strings=["7", "+a"], missing_eos_penalty=2.0)
+    trainer = one_policy(tiny, tmp_path, stop_strings=["7", "+a"], missing_eos_penalty=2.0)
     batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
     rows, tokenizer = batch.token_batches["policy"], trainer.learners["policy"].tokenizer
     assert {c.ended for c in batch.completions} == {True, False}
@@ -126,9 +123,8 @@ def test_an_agent_of_a_team_ends_there_and_its_conversation_goes_on(tiny, tmp_pa
     assert batch.token_batches["ann"].sampled_mask.sum() == sum(len(u.response_ids) for u in said)
 
 
-REQUEST = Request(
-    Ask("ann", [{"role": "user", "content": "4"}]), Example("1", "4", "4"), 0, 0, Transcript(), "one", "ann"
-)
+ASK = Ask("ann", [{"role": "user", "content": "4"}])
+REQUEST = Request(ASK, Example("1", "4", "4"), 0, 0, Transcript(), "one", "ann")
 
 
 def test_vllm_is_asked_to_stop_and_what_it_says_after_that_is_cut(fake, tmp_path):  # a fixture
@@ -178,9 +174,8 @@ def test_a_reply_that_ends_with_a_string_is_whole(tiny):
 
 def test_an_answer_that_is_cut_off_in_a_thought_of_the_prompt_is_none():
     """A template that ends prompts with <think>: the text of the answer says nothing of it."""
-    tokenizer = build_tiny_tokenizer(
-        TinySection(alphabet="".join(dict.fromkeys("<think>/ Answer: 0123456789+= Is")), context=99)
-    )
+    alphabet = "".join(dict.fromkeys("<think>/ Answer: 0123456789+= Is"))
+    tokenizer = build_tiny_tokenizer(TinySection(alphabet=alphabet, context=99))
     voice = Voice("ann", tokenizer, stop_ids=frozenset([1]))
     example = Example("1", "2+2=", "4")
 
@@ -204,8 +199,3 @@ def test_an_answer_that_is_cut_off_in_a_thought_of_the_prompt_is_none():
 def test_strings_that_mean_nothing_are_refused(strings):
     with pytest.raises(ValueError, match="stop_strings: expected a list of texts that are not empty, got"):
         PPOOptions(stop_strings=strings)
-
-
-def test_a_configuration_has_them(tmp_path):
-    values = {"output_dir": str(tmp_path), "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}}}
-    assert from_dict(values | {"ppo": {"stop_strings": ["</answer>"]}}).ppo.stop_strings == ["</answer>"]

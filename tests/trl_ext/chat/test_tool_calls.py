@@ -132,12 +132,8 @@ def test_hostile_repetitions_end_with_a_bounded_number_of_calls(piece):
 
 def test_descriptions_of_arguments_reach_the_prompt_in_every_format():
     for kind in (JsonFormat, TagsFormat, TypedFormat):
-        assert (
-            "python(code: string): Run a Python program.\n  code: the program, in Python".replace(
-                "Python program", "program"
-            )
-            in kind([RUN], CallTexts()).intro()
-        )
+        told = kind([RUN], CallTexts()).intro()
+        assert "python(code: string): Run a program.\n  code: the program, in Python" in told
     assert JsonFormat([RUN], CallTexts(intro="", line="", json="")).intro() == ""
 
     class Reader:

@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from tool_models import TRL_TEMPLATES, trl_template
+from tool_models import trl_template
 
 from maporl import TinySection, Tool, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, to_json
@@ -260,41 +260,10 @@ def test_calls_as_their_makers_document_them(family):
         assert read(text) == calls, text
 
 
-@pytest.mark.parametrize("path", sorted(TRL_TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
-def test_a_template_is_accepted_only_if_the_call_that_it_shows_is_read(path):
-    tokenizer = build_tiny_tokenizer(TinySection(context=800))
-    tokenizer.chat_template = path.read_text()
-    native = NativeCalls.of(tokenizer)
-    shows = any(mark in tokenizer.chat_template for mark in ("tool_calls", "tool_call"))
-    assert native is None or (shows and native.template is None)
-
-
-def test_every_family_that_trl_knows_to_call_has_a_reader():
-    """So a template of TRL's that shows calls is not quietly given plain text."""
-    read_natively = []
-    for path in TRL_TEMPLATES.glob("*.jinja"):
-        tokenizer = build_tiny_tokenizer(TinySection(context=800))
-        tokenizer.chat_template = path.read_text()
-        if NativeCalls.of(tokenizer) is not None:
-            read_natively.append(path.stem)
-    begins = (
-        "qwen2_5",
-        "qwen3",
-        "qwen3_5_think",
-        "llama3_1",
-        "llama3_2",
-        "gptoss",
-        "glm4moe",
-        "gemma4",
-        "deepseekv3",
-        "lfm2_2_5",
-    )
-    assert set(begins) <= set(read_natively)
-
-
 @pytest.mark.parametrize(
     ("name", "several", "ends"),
     [
+        ("qwen2_5", True, ("</tool_call>",)),
         ("qwen3", True, ("</tool_call>",)),
         ("qwen3_5_think", True, ("</tool_call>",)),
         ("glm4moe", True, ("</tool_call>",)),
@@ -302,14 +271,17 @@ def test_every_family_that_trl_knows_to_call_has_a_reader():
         ("deepseekv3", True, ("<\uff5ctool\u2581call\u2581end\uff5c>",)),
         ("lfm2_2_5", True, ()),
         ("llama3_1", False, ()),
+        ("llama3_2", False, ()),
         ("gptoss", False, ()),
     ],
 )
 def test_the_mark_that_ends_the_first_of_several_calls_is_the_templates(name, several, ends):
     tokenizer = build_tiny_tokenizer(TinySection(context=800))
+    tokenizer.chat_template = trl_template("gemma")
+    assert NativeCalls.of(tokenizer) is None, "this template shows no calls"
     tokenizer.chat_template = trl_template(name)
     native = NativeCalls.of(tokenizer)
-    assert (native.several, native.ends) == (several, ends)
+    assert (native.several, native.ends, native.template) == (several, ends, None)
 
 
 WITHOUT = {
@@ -339,10 +311,6 @@ WITHOUT = {
     "a message of OpenAI's API": (
         '{"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}]}',
         [ADDED],
-    ),
-    "a whole message of OpenAI's API": (
-        '{"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "ping", "arguments": "{}"}}]}',
-        [("ping", {})],
     ),
     "a brace too many": ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}}\n</tool_call>', [ADDED]),
     "a fence within": ('<tool_call>\n```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```\n</tool_call>', [ADDED]),
@@ -407,19 +375,9 @@ def test_a_mark_that_words_name_is_no_call(words):
 
 
 INSIDE = [
-    "<|channel|>",
-    "<|start|>",
-    "<parameter=x>",
-    "</tool_call>",
-    "</think>",
-    "<tool_call>",
-    "<|call|>",
-    "[TOOL_CALLS]",
-    "<think>",
-    "</parameter>",
-    "</function>",
-    "<|im_end|>",
-]
+    "<|channel|>", "<|start|>", "<parameter=x>", "</tool_call>", "</think>", "<tool_call>", "<|call|>", "[TOOL_CALLS]",
+    "<think>", "</parameter>", "</function>", "<|im_end|>",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mark", INSIDE)
@@ -538,9 +496,7 @@ RESULT = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 @pytest.mark.parametrize("text", [
     SCHEMA,
     f"[{SCHEMA}]",
-    f"{SCHEMA}\n{SCHEMA}",
     f'{{"type": "function", "function": {SCHEMA}}}',
-    f'[{{"type": "function", "function": {SCHEMA}}}]',
     '{"name": "add", "parameters": {"type": "object", "properties": {}}}',
     '{"name": "add", "arguments": {"type": "object", "required": []}}',
     '{"name": "add", "description": "Add.", "parameters": {"a": {"type": "integer"}}}',
@@ -611,23 +567,9 @@ def test_values_that_are_nearly_json():
 
 
 def _pieces():
-    marks = [
-        *MARKS,
-        *[m for m in MARKS.values() if m],
-        *THINKING,
-        *THINKING.values(),
-        *INSIDE,
-        *TOLD,
-        *TOLD.values(),
-        "<arg_key>",
-        "<tool_sep>",
-        "//",
-        "/*",
-        "print(",
-        "```json",
-        "[ARGS]",
-        SEP,
-    ]
+    ends = [m for m in MARKS.values() if m]
+    marks = [*MARKS, *ends, *THINKING, *THINKING.values(), *INSIDE, *TOLD, *TOLD.values()]
+    marks += ["<arg_key>", "<tool_sep>", "//", "/*", "print(", "```json", "[ARGS]", SEP]
     return [*marks, '{"name": "add", "arguments": {"a": 1}}', "{", "}", "[", "]", '"', "'", "\n", " ", "add", "add(a=1)", "(", ")",
             "<function=add>", "<parameter=a>", "</arg_value>", "to=functions.add", "<|channel|>", "<|message|>", "call:add{", "word", "1", ":"]  # fmt: skip
 
@@ -649,7 +591,6 @@ def test_random_texts_around_calls_raise_nothing_and_lose_no_call():
         "\u4f60\u597d",
         "'s",
         "<b>",
-        "[1]",
     ]
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     for _ in range(500):

@@ -10,7 +10,6 @@ from peft import LoraConfig, get_peft_model
 
 from trl_ext import PPOv2Trainer
 from trl_ext.learning.central_critic import CentralCritic
-from trl_ext.ppo.advantages import assign_advantages
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.ppo.options import PPOOptions
 
@@ -114,18 +113,3 @@ def test_a_lambda_that_adapts_to_the_length_and_a_critics_own(tiny, tmp_path):
     rows.returns = torch.zeros_like(rows.returns)
     token_gae(rows, PPOOptions(lam_alpha=0.5, kl_coef=0.0), has_critic=True)
     assert rows.returns[0, 1:].tolist() == pytest.approx([0.625, 0.65, 0.9, 1.0], abs=1e-6)
-
-
-def test_the_trainer_of_one_policy_has_these_lambdas(tiny, tmp_path):
-    model, tokenizer = tiny()
-    options = {"critic": "model", "kl_coef": 0.0}
-    trainer = trained(model, tokenizer, tmp_path, lam_alpha=0.5, lam_critic=1.0, **options)
-    batch = trainer.advantage(trainer.score(trainer.collected()))
-    rows = batch.token_batches["policy"]
-    scores = torch.tensor([batch.completions[n].score for n in rows.sample.tolist()])
-    expected = scores.unsqueeze(1) * rows.sampled_mask
-    torch.testing.assert_close(rows.returns, expected, atol=1e-6, rtol=0)
-    again = copy.deepcopy(rows)
-    assign_advantages(again, PPOOptions(lam=0.95, lam_critic=1.0, kl_coef=0.0))
-    assert not torch.allclose(again.advantages, rows.advantages, atol=1e-4)
-    torch.testing.assert_close(again.returns, rows.returns)

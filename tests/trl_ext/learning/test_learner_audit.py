@@ -1,44 +1,33 @@
 """What a run did, against what its parts promise: the table of learners, and the audit of PPOv2Trainer."""
 
 import json
+import re
 
 import pytest
+from one_policy import letters, small_trainer
 
-from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learning.audit import LEARNER, Watch, audit, counted, source_counts
 
 BROKEN = {
-    ("is not masked", "void"): {"advantaged": 91, "learned": 0, "due": 1, "tokens": 91},
-    ("chooses", "idle"): {"tokens": 12, "forced": 12},
-    ("is told apart", "idle"): {"compared": 4, "differ": 0, "learned": 0, "groups": "updates"},
-    ("learns", "idle"): {"due": 3, "tokens": 20, "learned": 0},
-    ("moves", "idle"): {"learned": 20, "tokens": 20, "moved": 0, "due": 3},
-    ("has a critic", "idle"): {"critic": "head", "sequences": 8, "valued": 0},
-    ("is told apart", "doubt"): {"compared": 100, "differ": 19, "learned": 7, "moved": 1, "groups": "groups"},
-    ("ends its answers", "doubt"): {"ends": True, "sequences": 8, "ended": 3},
-    ("scores", "idle"): {"weight": 1.0, "updates": 2, "values": 0},
-    ("tells answers apart", "doubt"): {"weight": 0.5, "updates": 2, "values": 16, "differs": 0},
-}
-"""Numbers of a subject that break a promise and no other."""
-TOLD = {
-    ("is not masked", "void"): "had 91 tokens with an advantage, and masks, caps or clips left none of them",
-    ("chooses", "idle"): "chose none of its 12 tokens, because its structured output allowed one alone at each",
-    ("is told apart", "idle"): "never had answers of different credit to compare, in 4 updates",
-    ("learns", "idle"): "learned from none of its 20 tokens",
-    ("moves", "idle"): "had gradients, and its weights moved in none of 3 updates",
-    ("has a critic", "idle"): "has a critic (head) that was trained on no value",
-    ("is told apart", "doubt"): "was told nothing by 81 of 100 groups (81%), in which all credits were equal",
-    ("ends its answers", "doubt"): "did not end 5 of 8 answers within the longest length",
-    ("scores", "idle"): "scored nothing",
-    ("tells answers apart", "doubt"): "gave all 16 answers the same value, update by update",
-}
+    ("is not masked", "void"): ({"advantaged": 91, "learned": 0, "due": 1, "tokens": 91}, "had 91 tokens with an advantage"),
+    ("chooses", "idle"): ({"tokens": 12, "forced": 12}, "chose none of its 12 tokens"),
+    ("is told apart", "idle"): ({"compared": 4, "differ": 0, "learned": 0, "groups": "updates"}, "never had .*, in 4 updates"),
+    ("learns", "idle"): ({"due": 3, "tokens": 20, "learned": 0}, "learned from none of its 20 tokens"),
+    ("moves", "idle"): ({"learned": 20, "tokens": 20, "moved": 0, "due": 3}, "its weights moved in none of 3 updates"),
+    ("has a critic", "idle"): ({"critic": "head", "sequences": 8, "valued": 0}, r"a critic \(head\) .* on no value"),
+    ("is told apart", "doubt"): ({"compared": 100, "differ": 19, "learned": 7, "moved": 1, "groups": "groups"}, r"by 81 of 100 groups \(81%\)"),
+    ("ends its answers", "doubt"): ({"ends": True, "sequences": 8, "ended": 3}, "did not end 5 of 8 answers"),
+    ("scores", "idle"): ({"weight": 1.0, "updates": 2, "values": 0}, "scored nothing"),
+    ("tells answers apart", "doubt"): ({"weight": 0.5, "updates": 2, "values": 16, "differs": 0}, "all 16 answers the same value"),
+}  # fmt: skip
+"""Numbers of a subject that break a promise and no other, and what is said of them."""
 
 
 @pytest.mark.parametrize("row", LEARNER, ids=lambda row: f"{row.name}, {row.severity}")
 def test_each_promise_is_broken_by_its_numbers_and_says_them(row):
-    key = row.name, row.severity
-    found = audit({row.kind: {"ann": BROKEN[key]}}, {}, LEARNER).findings
-    assert [(f.promise, f.severity, f.text) for f in found] == [(*key, TOLD[key])]
+    numbers, told = BROKEN[row.name, row.severity]
+    [found] = audit({row.kind: {"ann": numbers}}, {}, LEARNER).findings
+    assert (found.promise, found.severity) == (row.name, row.severity) and re.search(told, found.text)
     assert not audit({row.kind: {"ann": {}}}, {}, LEARNER).findings, "what was not counted breaks nothing"
 
 
@@ -76,18 +65,7 @@ def test_a_doubt_is_told_once_by_the_counts_of_three_updates():
 
 
 def ppo(tiny, folder, reward, **options):
-    model, tokenizer = tiny(hidden_size=32, layers=1)
-    args = PPOv2Config(
-        output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=1, total_episodes=16,
-        response_length=4, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True,
-        **{"kl_coef": 0.0, "num_ppo_epochs": 1, "learning_rate": 1e-3, **options},
-    )  # fmt: skip
-    rows = [{"prompt": f"{i}+1="} for i in range(16)]
-    return PPOv2Trainer(args, tokenizer, model, train_dataset=rows, reward_funcs=reward)
-
-
-def letters(completions, **columns):
-    return [float(sum(map(ord, text)) % 7) for text in completions]
+    return small_trainer(tiny, folder, reward_funcs=reward, response_length=4, **options)
 
 
 def ones(completions, **columns):

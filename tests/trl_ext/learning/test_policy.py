@@ -2,7 +2,6 @@
 
 from peft import LoraConfig, get_peft_model
 
-from maporl import Agent, MultiAgentPPOConfig, Team
 from trl_ext.learning.policy import Policy
 from trl_ext.models.adapters import adapter_parameters
 
@@ -23,12 +22,3 @@ def test_what_is_frozen_or_learns_stays_so_when_another_policy_of_the_base_has_s
             assert not any(p.requires_grad for p in ann.parameters().values())
         with ann.active():
             assert [p.requires_grad for p in (frozen, *trained, head)] == [False, True, True, True, True]
-
-
-def test_a_team_and_its_learners_have_the_same_policies(tiny, tmp_path):
-    team = Team([Agent("ann", *tiny()), Agent("bob", *tiny(), trainable=False)])
-    args = MultiAgentPPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True)
-    learners = team.build_learners(args, 1)
-    assert {name: learner.policy is team.policies[name] for name, learner in learners.items()} == {"ann": True}
-    with learners["ann"].policy.reference_model() as reference, team.policies["ann"].active() as model:
-        assert reference is not model

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from one_policy import small_trainer
 from torch import nn
 
 from maporl.errors import ConfigError
 from maporl.loops.stages import optimizer_of
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.files.manifest import CheckpointError
 from trl_ext.learning.trained import schedule_of
 from trl_ext.sharding.choice import decayed
@@ -60,25 +60,13 @@ def test_warm_up_rises_to_each_rate():
         rates.append(schedule.get_last_lr()[:2])
         stepped.step()
         schedule.step()
-    assert rates == [
-        pytest.approx(pair, abs=1e-12)
-        for pair in ([0.0, 0.0], [5e-6, 5e-5], [1e-5, 1e-4], [5.5e-6, 5.05e-5], [1e-6, 1e-6])
-    ]
+    wanted = [0.0, 0.0], [5e-6, 5e-5], [1e-5, 1e-4], [5.5e-6, 5.05e-5], [1e-6, 1e-6]
+    assert rates == [pytest.approx(pair, abs=1e-12) for pair in wanted]
 
 
 def ppo(tiny, folder, **options):
-    model, tokenizer = tiny(hidden_size=32, layers=1)
-    args = PPOv2Config(
-        output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=1,
-        response_length=3, report_to=[], save_strategy="steps", save_steps=1, disable_tqdm=True, use_cpu=True,
-        **{"critic": "model", "total_episodes": 16, "kl_coef": 0.0, "num_ppo_epochs": 1, "learning_rate": POLICY, **options},
-    )  # fmt: skip
-    rows = [{"prompt": f"{i}+1="} for i in range(16)]
-    return PPOv2Trainer(args, tokenizer, model, train_dataset=rows, reward_funcs=letters)
-
-
-def letters(completions, **columns):
-    return [float(sum(map(ord, text)) % 7) for text in completions]
+    saved = {"critic": "model", "learning_rate": POLICY, "save_strategy": "steps", "save_steps": 1}
+    return small_trainer(tiny, folder, **saved | options)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -116,9 +104,7 @@ class Model(nn.Module):
 
 def test_norms_and_biases_stand_in_groups_without_decay():
     model, head = Model(), nn.Linear(2, 1)
-    groups = [
-        {"params": [*model.parameters()], "lr": 1.0}, {"params": [*head.parameters()], "lr": 2.0},
-    ]  # fmt: skip
+    groups = [{"params": [*model.parameters()], "lr": 1.0}, {"params": [*head.parameters()], "lr": 2.0}]
     names = {id(p): name for name, p in [*model.named_parameters(), *head.named_parameters("head")]}
     assert decayed(groups, [model, head], 0.0) is groups
     cut = [
@@ -135,8 +121,8 @@ def test_norms_and_biases_stand_in_groups_without_decay():
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_an_update_without_advantages_shrinks_matrices_by_the_decay_and_no_norm(tiny, tmp_path, decay):
     options = {"learning_rate": 0.1, "optim": "sgd", "lr_scheduler_type": "constant", "critic": "none"}
-    trainer = ppo(tiny, tmp_path / "run", weight_decay=decay, total_episodes=4, **options)
-    trainer._sources.functions[0] = lambda completions, **columns: [0.0] * len(completions)
+    options |= {"weight_decay": decay, "reward_funcs": lambda completions, **columns: [0.0] * len(completions)}
+    trainer = ppo(tiny, tmp_path / "run", total_episodes=4, **options)
     model = trainer.model.policy
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer.train()

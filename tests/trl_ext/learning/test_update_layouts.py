@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fast_cases import some
+from one_policy import trainer_of
 from tiny_models import build, learner_of
 
 from trl_ext import PPOv2Config
@@ -72,17 +73,6 @@ def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
     assert half.to_read(None).input_ids.shape[0] == 2
 
 
-def test_sequences_that_only_share_a_beginning_are_read_apart():
-    answers = [
-        Completion([7, 8], [9], True, "a"),
-        Completion([7, 8], [10], True, "b"),
-        Completion([7, 8], [9], True, "a again"),
-    ]
-    rows = build_token_batch(answers, "cpu")
-    group = rows.tree.chains
-    assert group[0] == group[2] != group[1]
-
-
 @pytest.mark.parametrize("critic", ["head", "model"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
 def test_reading_conversations_once_gives_the_gradient_of_reading_every_turn(tiny, tmp_path, architecture, critic):
@@ -147,70 +137,12 @@ def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):
 
 
 def test_minibatches_keep_conversations_whole(tiny, tmp_path):
-    from trl_ext import PPOv2Trainer
-
-    model, tokenizer = tiny("llama")
-    args = PPOv2Config(
-        output_dir=str(tmp_path), report_to=[], use_cpu=True, num_mini_batches=3, gradient_accumulation_steps=3
-    )
-    trainer = PPOv2Trainer(
-        args, tokenizer, model, reward_funcs=lambda prompts, completions: [], train_dataset=[{"prompt": "a"}]
-    )
+    trainer = trainer_of(tiny, tmp_path, num_mini_batches=3, gradient_accumulation_steps=3)
     rows = build_token_batch(conversations(), "cpu")
     parts = [set(part.tolist()) for part in trainer.learning.minibatches("policy", rows, 0, epoch=0)]
     assert set().union(*parts) == set(range(15)) and sum(map(len, parts)) == 15
     whole = [{0, 1, 2}, {3}, {4, 5, 6}, {7, 8}, {9, 10, 11}, {12, 13, 14}]
     assert all(any(one <= part for part in parts) for one in whole)
-
-
-def lora_learner(tiny, folder, dtype=torch.bfloat16, **options):
-    from peft import LoraConfig, get_peft_model
-
-    model, tokenizer = build(tiny, "llama")
-    torch.manual_seed(2)
-    shared = get_peft_model(
-        model.to(dtype), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    )
-    return learner_of(shared, tokenizer, folder, **options)
-
-
-def test_adapters_of_a_half_precision_base_compute_in_its_dtype_and_add_up_small_steps(tiny, tmp_path):
-    """A step of 1e-5 is lost in a bfloat16 weight of 0.1, whose neighbours are 5e-4 away; in its float32 copy it is
-    not."""
-    learner = lora_learner(tiny, tmp_path, learning_rate=1e-5, kl_coef=0.0)
-    adapter = {n: p for n, p in learner.model.named_parameters() if "lora_A" in n}
-    assert {p.dtype for p in adapter.values()} == {torch.bfloat16}
-    assert {p.dtype for g in learner.optimizer.param_groups for p in g["params"]} == {torch.float32}
-    before = {n: p.detach().clone() for n, p in adapter.items()}
-    start = [m.detach().clone() for m in learner.optimizer.masters.values()]
-    for parameter in learner.optimizer.masters:
-        parameter.requires_grad_(True)
-    for _ in range(100):
-        for parameter in learner.optimizer.masters:
-            parameter.grad = torch.ones_like(parameter)
-        learner.step()
-    moved = [float((m - s).mean()) for m, s in zip(learner.optimizer.masters.values(), start, strict=True)]
-    assert moved == pytest.approx([-1e-3] * len(moved), rel=0.02), "100 steps of Adam by 1e-5"
-    for name, parameter in adapter.items():
-        assert float((parameter.float() - before[name].float()).mean()) == pytest.approx(-1e-3, rel=0.1)
-
-
-def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
-    from trl_ext.learning.checkpoint import Learners, load_checkpoint, write_checkpoint
-
-    ends = []
-    for interrupted in (False, True):
-        learner = lora_learner(tiny, tmp_path, learning_rate=1e-4, kl_coef=0.0)
-        for step in range(4):
-            rows = rows_with_old_logprobs(learner)
-            learner.accumulate(rows, torch.arange(len(rows)))
-            learner.step()
-            if interrupted and step == 1:
-                write_checkpoint(tmp_path / "checkpoint-2", Learners(policy=learner), {"seed": 1})
-                learner = lora_learner(tiny, tmp_path, learning_rate=1e-4, kl_coef=0.0)
-                load_checkpoint(tmp_path / "checkpoint-2", Learners(policy=learner))
-        ends.append([m.detach().clone() for m in learner.optimizer.masters.values()])
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True)) and len(ends[0]) == 8
 
 
 def test_rows_that_are_dropped_are_indexed_on_the_device_of_the_rows():

@@ -8,7 +8,7 @@ import copy
 import peft
 import pytest
 import torch
-from conformance import METHODS, adapted, build
+from conformance import METHODS, MORE, adapted, build
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
 from maporl import Agent, Team
@@ -30,7 +30,7 @@ from trl_ext.models.adapters import (
     shared_parameters,
 )
 from trl_ext.models.lora_sampling import matrices, merges, mixes
-from trl_ext.models.weights import WeightsError, add_adapter, check_adapter_source, read_adapter
+from trl_ext.models.weights import WeightsError, add_adapter, read_adapter
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
 ADAPTERS = [name for name in METHODS if name != "all weights"]
@@ -143,9 +143,8 @@ def test_each_of_two_adapters_with_whole_modules_and_tokens_learns_its_own(tmp_p
         assert {id(p) for p in own.values()} == groups[name][0]
         assert not groups[name][0] & groups[other][0]
     numbers = {name: trained for name, (_, trained) in team.count_parameters().items()}
-    size = (
-        2 * (2 * 8 * (32 + 32) - 8 * 16) + 40 * 32 + 2 * 32
-    )  # two layers: rank 8 of q (32 x 32) and v (16 x 32); head; tokens
+    # two layers: rank 8 of q (32 x 32) and v (16 x 32); head; tokens
+    size = 2 * (2 * 8 * (32 + 32) - 8 * 16) + 40 * 32 + 2 * 32
     assert numbers == {"ann": size, "bob": size}
 
 
@@ -184,12 +183,14 @@ def test_what_changes_the_base_shares_it_with_nobody(kind, option, tmp_path):
     shared.add_adapter("bob", LoraConfig(**common))
     with pytest.raises(AdapterError, match=r"adapter 'ann' cannot share its base with 'bob'.*load the model once more"):
         Team([Agent(name, shared, tokenizer, adapter=name) for name in ("ann", "bob")])
-    alone = build(kind)[0]
     if "bias" not in option:
+        alone = get_peft_model(build(kind)[0], LoraConfig(**common), adapter_name="bob")
+        saved = get_peft_model(build(kind)[0], LoraConfig(**option, **common))
+        saved.save_pretrained(tmp_path)
         with pytest.raises(WeightsError, match=r"adapter 'cat': the initialisation of 'cat' .*'pissa'.* which 'bob'"):
-            add_adapter(
-                get_peft_model(alone, LoraConfig(**common), adapter_name="bob"), "cat", LoraConfig(**option, **common)
-            )
+            add_adapter(alone, "cat", LoraConfig(**option, **common))
+        with pytest.raises(WeightsError, match="would share; give each a base of its own"):
+            read_adapter(alone, str(tmp_path), "cat", True)
 
 
 def test_a_saved_team_with_its_reduced_base_is_not_reduced_again(tmp_path):
@@ -237,19 +238,13 @@ def test_only_what_is_all_of_an_adapter_is_merged_or_mixed(method, how):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), "restored to the bit"
 
 
-def test_a_tied_head_and_experts_parameters_are_not_merged():
-    from conformance import MORE
-
+def test_a_tied_head_and_experts_parameters_are_not_merged(monkeypatch):
     for kind, more, options in (
         ("llama", {"tie_word_embeddings": True}, {"target_modules": ["q_proj", "lm_head"]}),
         ("mixtral", {}, {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]}),
     ):
-        kept = MORE.get(kind, {})
-        MORE[kind] = {**kept, **more}
-        try:
-            model = get_peft_model(build(kind)[0], LoraConfig(task_type="CAUSAL_LM", **options))
-        finally:
-            MORE[kind] = kept
+        monkeypatch.setitem(MORE, kind, MORE.get(kind, {}) | more)
+        model = get_peft_model(build(kind)[0], LoraConfig(task_type="CAUSAL_LM", **options))
         assert not merges(model, "default") and not mixes(model, "default")
 
 
@@ -257,9 +252,7 @@ def test_a_model_that_reads_its_layers_weights_itself_is_not_merged():
     """The comparison of logits finds what no look at PEFT's layers can."""
     model = get_peft_model(build("llama")[0], LoraConfig(**CHANGED))
     layer = model.get_base_model().model.layers[0].self_attn.q_proj
-    layer.forward = lambda x, *more, **options: torch.nn.functional.linear(
-        x, layer.weight
-    )  # as Mamba reads its dt_proj
+    layer.forward = lambda x, *_, **__: torch.nn.functional.linear(x, layer.weight)  # as Mamba reads its dt_proj
     assert matrices(model, "default") is not None
     assert not merges(model, "default") and not mixes(model, "default")
 
@@ -272,26 +265,13 @@ def test_vllm_is_given_only_what_it_computes():
         (IA3Config(feedforward_modules=[], **CHANGED), r"more than the matrices of linear layers \(IA3Config\)"),
         (LoraConfig(init_lora_weights="olora", **CHANGED), "has changed the base, which a server has unchanged"),
     ):
-        policies = list(
-            Team([Agent("ann", get_peft_model(copy.deepcopy(model), options), tokenizer)]).policies.values()
-        )
+        agent = Agent("ann", get_peft_model(copy.deepcopy(model), options), tokenizer)
+        policies = list(Team([agent]).policies.values())
         if why is None:
             check_served(policies)
         else:
             with pytest.raises(ConfigError, match=f"policy 'ann': vLLM would sample from a part of its adapter.*{why}"):
                 check_served(policies)
-
-
-def test_a_saved_adapter_says_what_it_is_before_it_is_read(tmp_path):
-    model, _ = build("llama")
-    get_peft_model(copy.deepcopy(model), LoraConfig(**CHANGED)).save_pretrained(tmp_path / "plain")
-    get_peft_model(copy.deepcopy(model), LoraConfig(init_lora_weights="pissa", **CHANGED)).save_pretrained(
-        tmp_path / "pissa"
-    )
-    assert check_adapter_source(str(tmp_path / "plain")).r == 8
-    shared = read_adapter(model, str(tmp_path / "plain"), "ann", True)
-    with pytest.raises(WeightsError, match="would share; give each a base of its own"):
-        read_adapter(shared, str(tmp_path / "pissa"), "bob", True)
 
 
 @pytest.mark.parametrize("name", ["keys", "type", "forward", "lora_A", "q_proj", "model", "weight", "base_model"])
@@ -308,9 +288,9 @@ def test_an_agent_whose_name_peft_cannot_use_is_named(name, tmp_path):
 
 def trainer(model, tokenizer, tmp_path, **more):
     given = {
-        "total_episodes": 8,
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 1,
+        "total_episodes": 8,
         "response_length": 4,
     }
     rows = [{"prompt": f"{n}+1"} for n in range(8)]
@@ -326,9 +306,8 @@ def test_adapters_of_the_user_are_not_taken_for_copies(tmp_path):
     moved(shared, "ann")
     before = {name: {k: p.clone() for k, p in adapter_state(shared, name).items()} for name in shared.peft_config}
     for needed, option in (("ann_start", {"critic": "none"}), ("ann_critic", {"critic": "adapter", "kl_coef": 0.0})):
-        team = Team(
-            [Agent(name, shared, tokenizer, adapter=name, trainable=name == "ann") for name in shared.peft_config]
-        )
+        agents = [Agent(n, shared, tokenizer, adapter=n, trainable=n == "ann") for n in shared.peft_config]
+        team = Team(agents)
         with pytest.raises(AdapterError, match=f"'{needed}': the copy of 'ann' has this name"):
             team.build_learners(args(tmp_path, **option), 1)
     for name, state in before.items():
@@ -340,12 +319,8 @@ def test_a_later_run_uses_the_copies_of_an_earlier_one_with_the_weights_of_now(t
     model = moved(get_peft_model(model, LoraConfig(**CHANGED)))
     for _ in range(2):
         now = logits(model)
-        learner = Learner(
-            Policy("p", model, tokenizer),
-            args(tmp_path),
-            critic="adapter",
-            ref_adapter=starting_point(model, "default"),
-        )
+        start, policy = starting_point(model, "default"), Policy("p", model, tokenizer)
+        learner = Learner(policy, args(tmp_path), critic="adapter", ref_adapter=start)
         past = past_of(Team([Agent("ann", model, tokenizer, adapter="default")]).policies["ann"], [])
         with learner.policy.active(learner.critic.adapter) as critic:
             assert torch.equal(logits(critic), now)

@@ -48,8 +48,8 @@ DIFFERENT = {
 def test_ranks_scales_and_layers_may_differ(tiny, architecture):
     configurations = DIFFERENT
     if architecture == "gpt2":
-        ways = {"ann": lora(targets=["c_attn"]), "bob": lora(2, 3, ["c_attn", "c_fc"]), "cyd": lora(3, 9, ["c_fc"])}
-        configurations = ways
+        ways = lora(targets=["c_attn"]), lora(2, 3, ["c_attn", "c_fc"]), lora(3, 9, ["c_fc"])
+        configurations = dict(zip(DIFFERENT, ways, strict=True))
     shared = team(lively(build(tiny, architecture)[0]), configurations).double()
     ids = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10], [3, 4, 5, 6], [11, 12, 13, 14]])
     rows = ["bob", "ann", "cyd", "bob"]
@@ -106,25 +106,14 @@ def test_the_layers_are_those_of_before_even_after_an_error(tiny):
     assert layers[0].forward is hooked and not any("forward" in vars(layer) for layer in layers[1:])
 
 
-@pytest.mark.parametrize("configuration", [
-    lora(use_dora=True),
-    lora(targets=["q_proj", "lm_head"]),
-    lora(targets=["q_proj", "embed_tokens"]),
-    lora(modules_to_save=["lm_head"]),
-    lora(lora_bias=True),
-], ids=["dora", "head", "embedding", "whole module", "bias"])  # fmt: skip
-def test_what_is_more_than_an_ordinary_lora_below_the_head_reads_alone(tiny, configuration):
+def test_an_adapter_of_the_head_and_those_of_experts_read_alone(tiny):
+    """What else is more than an ordinary LoRA stands in ``test_adapters.py``."""
     model = build(tiny, "llama")[0]
     assert not mixes(model, "ann") and not mixes(model, None)
-    shared = team(model, {"ann": configuration, "bob": lora()})
+    shared = team(model, {"ann": lora(targets=["q_proj", "lm_head"]), "bob": lora()})
     assert not mixes(shared, "ann") and mixes(shared, "bob")
-
-
-def test_experts_cannot_tell_whose_tokens_they_read(tiny):
-    shared = team(build(tiny, "llama")[0], {"ann": lora()})
-    assert mixes(shared, "ann")
     shared.config.num_local_experts = 4
-    assert not mixes(shared, "ann")
+    assert not mixes(shared, "bob")
 
 
 @pytest.mark.parametrize(("dtype", "how"), [(torch.bfloat16, "mixed"), (torch.float32, "merged")])

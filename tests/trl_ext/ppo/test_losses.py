@@ -222,14 +222,8 @@ def some_rows():
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
 @pytest.mark.parametrize("objective", ["ppo", "reinforce"])
 def test_a_minibatch_may_be_cut_anywhere(objective, aggregation):
-    options = PPOOptions(
-        objective=objective,
-        aggregation=aggregation,
-        kl_in="loss",
-        kl_estimator="k3",
-        entropy_coef=0.1,
-        ratio="sequence_mean",
-    )
+    more = {"kl_in": "loss", "kl_estimator": "k3", "entropy_coef": 0.1, "ratio": "sequence_mean"}
+    options = PPOOptions(objective=objective, aggregation=aggregation, **more)
     rows = some_rows()
     flat = rows.old_logprobs[rows.sampled_mask] + 0.1
     everything = torch.arange(3)
@@ -266,9 +260,8 @@ def test_kl_in_the_loss_pulls_towards_the_reference():
     rows.advantages = torch.zeros_like(rows.advantages)
     logprobs = rows.old_logprobs[rows.sampled_mask].clone().requires_grad_(True)
     options = PPOOptions(kl_in="loss", kl_estimator="k3", kl_coef=0.5)
-    loss, metrics = micro_batch_loss(
-        rows, Output(logprobs), Totals.of(rows, torch.arange(3), options), options, OBJECTIVES["ppo"]
-    )
+    totals = Totals.of(rows, torch.arange(3), options)
+    loss, metrics = micro_batch_loss(rows, Output(logprobs), totals, options, OBJECTIVES["ppo"])
     d = logprobs.detach() - rows.ref_logprobs[rows.sampled_mask]
     assert metrics["kl_loss"] > 0
     loss.backward()

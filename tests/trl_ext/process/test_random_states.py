@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from trl_ext.process.random_states import (
@@ -32,16 +33,10 @@ def test_what_is_drawn_or_seeded_inside_leaves_the_generators_as_they_were():
     assert draw() == inside and same_states(before, generator_states()) == (False, False)
     random.setstate(before.python)
     assert same_states(before, generator_states()) == (True, False)
-
-
-def test_they_are_put_back_after_an_error():
     before = generator_states()
-    try:
-        with forked_generators():
-            draw()
-            raise KeyError
-    except KeyError:
-        pass
+    with pytest.raises(KeyError), forked_generators():
+        draw()
+        raise KeyError
     assert same_states(before, generator_states()) == (True, True)
 
 

@@ -8,25 +8,15 @@ import sys
 
 import pytest
 import torch
-import yaml
 from folders import ROOT
+from tiny_run import config_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app
+from maporl.config.parse import to_yaml
 from maporl.validation.load import load
 from maporl.validation.preflight import check_run
 from trl_ext.process.threads import WAITING, Threads, choose, usable_cores, use, wait_briefly
-
-TEAM = {
-    "updates": 1,
-    "task": {"name": "toy_sum", "largest": 9},
-    "agents": {"ann": {"tiny": {"hidden_size": 16, "layers": 1, "heads": 2}}},
-    "protocol": {"name": "debate", "turns": 1},
-    "warm_start": {"steps": 0},
-    "ppo": {"response_length": 2},
-    "training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "use_cpu": True},
-    "evaluation": {"questions": 0},
-}
 
 
 @pytest.fixture
@@ -44,7 +34,7 @@ def config(tmp_path, monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "team.yaml"
-    path.write_text(yaml.safe_dump({**TEAM, "output_dir": str(tmp_path / "run")}))
+    path.write_text(to_yaml(config_of(tmp_path / "run", 1, {"warm_start": {"steps": 0}})))
     return path
 
 
@@ -141,11 +131,3 @@ def test_a_check_names_the_threads_and_a_run_uses_and_records_them(config, threa
     done = CliRunner().invoke(app, ["train", str(config)])
     assert done.exit_code == 0 and done.output.count(line) == 1, done.output
     assert [json.loads(text)["threads"] for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [1]
-
-
-def test_a_run_with_the_users_threads_keeps_them(config, threads, tmp_path, monkeypatch):
-    torch.set_num_threads(2)
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    done = CliRunner().invoke(app, ["train", str(config)])
-    assert done.exit_code == 0 and "threads: 2 (OMP_NUM_THREADS=2 is set" in done.output, done.output
-    assert json.loads((tmp_path / "run/metrics.jsonl").read_text())["threads"] == 2

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -72,6 +73,7 @@ WAITING = {
     "FileLock", "ProcessPoolExecutor", "Retrying", "ThreadPoolExecutor",
 }  # fmt: skip
 """Names of functions, methods and classes that wait."""
+OTHERS = {"subprocess.run", "asyncio.run", "ray.get", "self.ray.get", "self.ray.wait"}
 THROUGH = {"trl_ext.process.waits", "trl_ext.sampling.engine", "maporl.event_loop"}
 """Where waiting is done for others, so that what is imported from there hears of signals."""
 ELSEWHERE = {
@@ -114,13 +116,7 @@ def waits_of(tree):
                 called = ast.unparse(child.func)
                 name = called.rpartition(".")[2]
                 options = {option.arg for option in child.keywords}
-                waits = name in WAITING or called in (
-                    "subprocess.run",
-                    "asyncio.run",
-                    "ray.get",
-                    "self.ray.get",
-                    "self.ray.wait",
-                )
+                waits = name in WAITING or called in OTHERS
                 waits |= name == "join" and (not child.args or "thread" in called.lower())
                 waits |= name == "get" and "timeout" in options
                 through = imported.get(called) in THROUGH or called in (
@@ -151,18 +147,6 @@ def test_every_wait_hears_of_signals_or_is_named_here():
         "go through trl_ext.process.waits, so that a signal ends them, or are named in ELSEWHERE with the reason"
     )
     assert not (gone := named - met), f"are gone: {gone}"
-
-
-@pytest.mark.parametrize(("text", "found"), [
-    ("import time\ndef f():\n    time.sleep(1)", [("f", "time.sleep")]),
-    ("class A:\n    def f(self):\n        self.future.result()", [("A.f", "self.future.result")]),
-    ("from trl_ext.process.waits import result\nresult(x)", []),
-    ("thread.join()\nself._thread.join(5)\n', '.join(words)", [("", "thread.join"), ("", "self._thread.join")]),
-    ("q.get(timeout=3)\nd.get('key')", [("", "q.get")]),
-    ("tenacity.Retrying(stop=1)\ntenacity.Retrying(sleep=pause)", [("", "tenacity.Retrying")]),
-])  # fmt: skip
-def test_the_list_finds_waits(text, found):
-    assert waits_of(ast.parse(text)) == found
 
 
 # -- the module --------------------------------------------------------------------------------------------------------
@@ -258,6 +242,18 @@ def threads_named(name):
 # -- each kind of wait, in this process --------------------------------------------------------------------------------
 
 
+@contextmanager
+def serving(handler):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads, server.end = True, threading.Event()
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield server
+    server.end.set()
+    server.shutdown()
+    server.server_close()
+
+
 class Hangs(BaseHTTPRequestHandler):
     """Takes requests, and never answers."""
 
@@ -272,13 +268,8 @@ class Hangs(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def hangs():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hangs)
-    server.daemon_threads, server.end = True, threading.Event()
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.end.set()
-    server.shutdown()
-    server.server_close()
+    with serving(Hangs) as server:
+        yield server.url
 
 
 def nobody():
@@ -445,18 +436,8 @@ def test_a_signal_ends_every_kind_of_wait(kind, where, hangs, tmp_path):
         assert interruptions.asked == signal.SIGTERM
     sender.join()
     # threads of foreign code stay where they are, those of pools are free, and all others have ended
-    foreign = (
-        "maporl tool",
-        "maporl-http",
-        "maporl adapters",
-        "turns",
-        "Thread-",
-        "process_request",
-        "groups",
-        "engines of",
-        "asks vLLM",
-        "rollouts",
-    )
+    foreign = ("maporl tool", "maporl-http", "maporl adapters", "turns", "Thread-", "process_request", "groups")
+    foreign += ("engines of", "asks vLLM", "rollouts")
     left = [t for t in set(threading.enumerate()) - before if not t.name.startswith(foreign)]
     for thread in left:
         thread.join(20)
@@ -482,11 +463,8 @@ class Parts(BaseHTTPRequestHandler):
             server.end.wait()
             return
         if "chats" in body:
-            content = {
-                "results": [{"score": len(chat[-1]["content"]) % 5 / 4} for chat in body["chats"]],
-                "sha256": "a",
-                "model": "v",
-            }
+            results = [{"score": len(chat[-1]["content"]) % 5 / 4} for chat in body["chats"]]
+            content = {"results": results, "sha256": "a", "model": "v"}
         else:
             content = {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}]}
         data = json.dumps(content).encode()
@@ -501,15 +479,9 @@ class Parts(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def parts():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Parts)
-    server.daemon_threads, server.count, server.most = True, 0, 0
-    server.lock, server.waits, server.end = threading.Lock(), threading.Event(), threading.Event()
-    server.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield server
-    server.end.set()
-    server.shutdown()
-    server.server_close()
+    with serving(Parts) as server:
+        server.count, server.most, server.lock, server.waits = 0, 0, threading.Lock(), threading.Event()
+        yield server
 
 
 def served(url, **options):

@@ -6,17 +6,18 @@ loses all of them. ``docs/scaling.md`` has a table of the precision of everythin
 
 import importlib.util
 import json
+import os
 import shutil
 
 import half_precision
-import processes
 import pytest
 import torch
 from accelerate import Accelerator
 from fast_cases import some
 from folders import ROOT
 from half_precision import learner_of, movement, rounding, rows_of, share, shares, take_steps, trained, weights
-from launches import STRATEGIES, free_port
+from launches import STRATEGIES, skip_unless_here, together
+from one_policy import config
 from safetensors.torch import load_file, save_file
 from scripted_training import played
 from transformers import LlamaConfig, LlamaForSequenceClassification
@@ -101,38 +102,12 @@ def test_small_steps_add_up_for_every_critic_and_optimizer(tmp_path, critic, opt
 
 
 @pytest.mark.slow
-def test_weights_in_memory_follow_once_the_movement_is_larger_than_their_spacing(tmp_path):
-    """50 steps of 1e-5 are 5e-4, more than the 1.2e-4 between bfloat16 numbers at 0.02. Without master weights: 26%."""
-    found = {}
-    for dtype in (torch.float32, HALF):
-        learner = learner_of(dtype, "head", tmp_path, learning_rate=1e-5)
-        before = weights(learner)
-        take_steps(learner, 50)
-        found[dtype] = {n: v.float() - before[n].float() for n, v in weights(learner).items() if n.startswith("model")}
-    assert 0.8 < share(found[HALF], found[torch.float32]) < 1.2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_small_steps_add_up_and_are_resumed_under_every_strategy(tmp_path, monkeypatch, name):
-    if name.startswith("Zero"):
-        pytest.importorskip("deepspeed")
-    critics = "head,adapter,model"
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    variables = {
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "PYTHONPATH": str(ROOT),
-        "HALF_STEPS": "10",
-    }
-    for key, value in (variables | world | STRATEGIES[name]).items():
-        monkeypatch.setenv(key, value)
-    worker, ranks = [half_precision.__file__, critics, tmp_path], []
-    for number in ("0", "1"):
-        monkeypatch.setenv("RANK", number)
-        monkeypatch.setenv("LOCAL_RANK", number)
-        ranks.append(processes.start(worker))
-    done = processes.end_of(ranks, 500)
+def test_small_steps_add_up_and_are_resumed_under_every_strategy(tmp_path, name):
+    skip_unless_here(name)
+    variables = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "HALF_STEPS": "10"}
+    worker = [half_precision.__file__, "head,adapter,model", tmp_path]
+    done = together(worker, {**os.environ, **variables, **STRATEGIES[name]}, limit=500)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     for critic, found in json.loads((tmp_path / "found.json").read_text()).items():
         assert found["strategy"] == name.split("-")[0]
@@ -230,32 +205,16 @@ def test_an_optimizer_that_is_passed_steps_master_weights_too(tiny, tmp_path):
     model, tokenizer = tiny(alphabet="0123456789+=;")
     optimizer = torch.optim.AdamW(model.to(HALF).parameters(), lr=1e-6)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    args = PPOv2Config(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        report_to=[],
-        total_episodes=8,
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=1,
-        critic="none",  # the trainer makes a value head itself, and this optimizer could not step it
-    )
+    # the trainer makes a value head itself, which this optimizer could not step
+    args = config(tmp_path, total_episodes=8, gradient_accumulation_steps=1, critic="none")
     questions = [{"prompt": f"{a}+1="} for a in range(8)]
     parts = (args, tokenizer, model)
-    trainer = PPOv2Trainer(
-        *parts,
-        train_dataset=questions,
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        optimizers=(optimizer, schedule),
-    )
+    data = {"train_dataset": questions, "reward_funcs": lambda completions, **_: [0.0] * len(completions)}
+    trainer = PPOv2Trainer(*parts, **data, optimizers=(optimizer, schedule))
     assert {p.dtype for group in trainer.optimizer.param_groups for p in group["params"]} == {torch.float32}
     used = torch.optim.Adagrad(model.parameters(), lr=1e-6)
     with pytest.raises(ValueError, match=r"has made steps already, or keeps a state from its start"):
-        PPOv2Trainer(
-            *parts,
-            train_dataset=questions,
-            reward_funcs=lambda completions, **_: [0.0] * len(completions),
-            optimizers=(used, None),
-        )
+        PPOv2Trainer(*parts, **data, optimizers=(used, None))
 
 
 # -- everything else that trains weights --------------------------------------------------------------------------
@@ -276,31 +235,21 @@ def moved_by(train, tiny):
 
 
 @pytest.mark.slow
-def test_supervised_training_moves_bfloat16_weights_as_far(tiny, tmp_path):
+@pytest.mark.parametrize("how", ["supervised", "warm start"])
+def test_supervised_training_and_a_warm_start_move_bfloat16_weights_as_far(tiny, tmp_path, how):
     """100 steps of up to 1e-5; bfloat16 weights that are stepped themselves moved 26%."""
-    config = from_dict(TEAM | {"output_dir": "x", "agents": {"ann": {"tiny": {}}}})
+    task, protocol = Arithmetic(largest=9), build_protocol(TEAM["protocol"], ("ann",))
 
     def train(model, tokenizer):
-        team, task = Team([Agent("ann", model, tokenizer)]), Arithmetic(largest=9)
-        options = SFTOptions(epochs=8, batch_size=8, learning_rate=1e-5)
-        folder = tmp_path / str(model.dtype)
-        train_supervised(config, team, solutions(team, task, "{question}", 100), folder, options, quiet=True)
-
-    whole, half = moved_by(train, tiny)
-    assert 0.8 < share(half, whole) < 1.2
-
-
-@pytest.mark.slow
-def test_a_warm_start_moves_bfloat16_weights_as_far(tiny):
-    section = WarmStartSection(steps=100, batch_size=8, learning_rate=1e-5)
-
-    def train(model, tokenizer):
-        parts = (
-            Team([Agent("ann", model, tokenizer)]),
-            Arithmetic(largest=9),
-            build_protocol(TEAM["protocol"], ("ann",)),
-        )
-        warm_start(*parts, section, seed=0, quiet=True)
+        team = Team([Agent("ann", model, tokenizer)])
+        if how == "warm start":
+            section = WarmStartSection(steps=100, batch_size=8, learning_rate=1e-5)
+            warm_start(team, task, protocol, section, seed=0, quiet=True)
+        else:
+            config = from_dict(TEAM | {"output_dir": "x", "agents": {"ann": {"tiny": {}}}})
+            options = SFTOptions(epochs=8, batch_size=8, learning_rate=1e-5)
+            rows = solutions(team, task, "{question}", 100)
+            train_supervised(config, team, rows, tmp_path / str(model.dtype), options, quiet=True)
 
     whole, half = moved_by(train, tiny)
     assert 0.8 < share(half, whole) < 1.2

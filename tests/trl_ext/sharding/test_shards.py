@@ -24,14 +24,7 @@ from trl_ext.sharding.shards import Shard, Shards, ShardWriter, load_model
 def test_ranges_of_several_processes_are_read_as_one(tmp_path):
     numbers = torch.arange(10.0)
     writer = ShardWriter()
-    writer.add(
-        tmp_path,
-        [
-            Shard("a", "weight", 0, numbers[:4]),
-            Shard("a", "weight", 7, numbers[7:]),
-            Shard("a", "weight", 4, numbers[4:7]),
-        ],
-    )
+    writer.add(tmp_path, [Shard("a", "weight", at, numbers[at:end]) for at, end in ((0, 4), (7, 10), (4, 7))])
     writer.write()
     shards = Shards(tmp_path / "shards")
     for start in range(10):
@@ -114,17 +107,14 @@ def test_a_shard_that_is_missing_or_damaged_is_named(run_folder, tmp_path):
         Shards(file.parent)
     file.unlink()
     save_file({"models.policy.other/weight@0": torch.zeros(3)}, file)
+    model = AutoModelForCausalLM.from_pretrained(run_folder / "final/ann")
     with pytest.raises(CheckpointError, match="so it is not of this model; expected"):
-        load_model(
-            AutoModelForCausalLM.from_pretrained(run_folder / "final/ann"), Shards(file.parent), "models.policy."
-        )
+        load_model(model, Shards(file.parent), "models.policy.")
 
 
 def test_adapters_are_saved_as_plain_folders(run_folder, tmp_path):
-    sections = {
-        "warm_start": {"steps": 0},
-        "agent_defaults": {"tiny": {"hidden_size": 32, "layers": 1}, "lora": {"r": 2}},
-    }
+    defaults = {"tiny": {"hidden_size": 32, "layers": 1}, "lora": {"r": 2}}
+    sections = {"warm_start": {"steps": 0}, "agent_defaults": defaults}
     config = config_of(tmp_path / "run", 1, sections, async_save=True)
     build_trainer(config, quiet=True).train()
     own = {path.name for path in (tmp_path / "run/checkpoint-1/policies/ann").iterdir()}

@@ -2,22 +2,17 @@
 (docs/scaling.md)."""
 
 import json
-import os
 
-import processes
 import pytest
 import torch
-from folders import ROOT, SUPPORT
-from launches import SMALL, STRATEGIES, ZERO_3, free_port, skip_unless_here
+from launches import memory_of, skip_unless_here
 from peft import LoraConfig, get_peft_model
 
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
-WORKER = SUPPORT / "memory_worker.py"
 SECTION = TinySection(hidden_size=192, layers=2)
 LORA = {"lora": {"r": 1, "target_modules": ["q_proj"]}}
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("Holder", "Zero-3")]
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +35,6 @@ def kept(folder, name, agents, kl_coef=0.0, **more):
     for number, strategy in ((1, "Holder"), (2, name)):
         own = folder / str(number)
         own.mkdir()
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-        variables |= {"PYTHONPATH": str(ROOT), **STRATEGIES[strategy]}
-        if strategy.startswith("Zero"):
-            zero = {"stage": 3, **SMALL} | {f"stage3_{key}": value for key, value in ZERO_3.items()}
-            settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
-            (own / "deepspeed.json").write_text(json.dumps(settings))
-            variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(own / "deepspeed.json")
         config = {
             "output_dir": str(own / "run"), "task": {"name": "toy_sum", "largest": 9}, "agents": agents, "updates": 2,
             "protocol": {"name": "debate", "turns": 1, "agents": ["ann", "bob", "cat"]}, "seed": 3,
@@ -58,18 +46,7 @@ def kept(folder, name, agents, kl_coef=0.0, **more):
             "advantage": {"returns": "utterance", "baseline": "none", "scale": "none"}, "evaluation": {"questions": 0}, **more,
         }  # fmt: skip
         (own / "config.json").write_text(json.dumps(config))
-        world = {
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-        }
-        together = [world | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(2)]
-        starts = [{}] if number == 1 else together
-        ranks = [processes.start([WORKER, own], variables | at) for at in starts]
-        done = processes.end_of(ranks, 300)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-        found[number] = [json.loads((own / f"rank{n}.json").read_text()) for n in range(number)]
+        found[number] = memory_of(own, strategy, number)
     [alone], together = found[1], found[2]
     for rank in together:
         assert rank["strategy"] == name.split("-")[0] and rank["bases"] == alone["bases"]
@@ -87,7 +64,7 @@ def kept(folder, name, agents, kl_coef=0.0, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Sharded", *OTHERS])
+@pytest.mark.parametrize("name", ["Sharded", "Holder", "Zero-3"])
 def test_frozen_agents_and_past_opponents_are_distributed_as_policies_are(base, tmp_path, name):
     skip_unless_here(name)
     agents = {
@@ -105,13 +82,12 @@ def test_frozen_agents_and_past_opponents_are_distributed_as_policies_are(base, 
     # ann's weights and master weights, bob's base, cat, ann's past
     expected = {"Holder": 2 + 4 + 2 + 2 + 2, "Sharded": (4 + 2 + 2 + 2) / 2, "Zero-3": (2 + 4 + 4 + 2 + 2 + 2) / 2}
     for rank, own in enumerate(found):
-        print(name, rank, own)
         assert own["built"] == pytest.approx(expected[name], abs=0.6)  # DeepSpeed has a bucket for each trained policy
         assert own["read"] == [["cpu"] * 3, ["meta"] * 3][rank], "only the main process reads models"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, pytest.param({"warm_start": {"steps": 2}}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("more", [{}, {"warm_start": {"steps": 2}}])
 def test_the_main_process_alone_reads_the_base_that_adapters_share(base, tmp_path, more):
     agents = {
         "ann": {"model": str(base / "model"), **LORA},

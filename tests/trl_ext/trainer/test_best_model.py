@@ -4,8 +4,7 @@ trainers of one policy and of teams what they do in transformers, also in a run 
 from types import SimpleNamespace
 
 import pytest
-import torch
-from one_policy import StopAfter
+from one_policy import StopAfter, same
 from transformers import EarlyStoppingCallback
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
@@ -32,15 +31,8 @@ def one(tiny, folder, callbacks=(), **more):
     model, tokenizer = tiny(alphabet="0123456789+=;")
     args = PPOv2Config(**options(folder, eval_strategy="steps", metric_for_best_model="score", **more))
     rows = [{"prompt": f"{a}+1="} for a in range(8)]
-    return PPOv2Trainer(
-        args,
-        tokenizer,
-        model,
-        train_dataset=rows,
-        eval_dataset=rows[:2],
-        reward_funcs=reward,
-        callbacks=list(callbacks),
-    )
+    parts = {"train_dataset": rows, "eval_dataset": rows[:2], "reward_funcs": reward}
+    return PPOv2Trainer(args, tokenizer, model, **parts, callbacks=list(callbacks))
 
 
 class Judged(MultiAgentPPOTrainer):
@@ -54,18 +46,12 @@ class Judged(MultiAgentPPOTrainer):
 def team(tiny, folder, callbacks=(), **more):
     model, tokenizer = tiny(alphabet="0123456789+=;")
     args = MultiAgentPPOConfig(**options(folder, metric_for_best_model="accuracy/turn_1/ann", eval_questions=2, **more))
-    task = Arithmetic(largest=9)
-    return Judged(
-        args, Team([Agent("ann", model, tokenizer)]), task, Debate(turns=1), eval_task=task, callbacks=list(callbacks)
-    )
+    task, agents = Arithmetic(largest=9), Team([Agent("ann", model, tokenizer)])
+    return Judged(args, agents, task, Debate(turns=1), eval_task=task, callbacks=list(callbacks))
 
 
 def weights(trainer):
     return {name: value.clone() for name, value in next(iter(trainer.learners.values())).model.state_dict().items()}
-
-
-def same(first, second):
-    return all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 @pytest.mark.parametrize("build", [pytest.param(one, marks=pytest.mark.slow), team])

@@ -5,28 +5,16 @@ No device is here: its error is raised where a device would raise it.
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
+from tiny_run import config_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app
+from maporl.config.parse import to_yaml
 from trl_ext.learning import checkpoint
 from trl_ext.learning.learners import Learning
 from trl_ext.trainer.loop import DeviceFailure, device_failure
 
-TEAM = {
-    "updates": 3,
-    "task": {"name": "toy_sum", "largest": 9},
-    "agents": {"ann": {"tiny": {"hidden_size": 16, "layers": 1, "heads": 2}}},
-    "protocol": {"name": "debate", "turns": 1},
-    "warm_start": {"steps": 0},
-    "ppo": {"response_length": 2},
-    "training": {
-        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True, "save_steps": 1,
-        "learning_rate": 1e-3,
-    },
-    "evaluation": {"questions": 0},
-}  # fmt: skip
 FAILURE = getattr(torch, "AcceleratorError", RuntimeError)
 """What a kernel that fails raises; torch before 2.8 has no type for it."""
 LOST = (
@@ -36,7 +24,7 @@ LOST = (
 
 def train(tmp_path, *words):
     path = tmp_path / "team.yaml"
-    path.write_text(yaml.safe_dump(TEAM))
+    path.write_text(to_yaml(config_of(tmp_path / "run", 3, {"warm_start": {"steps": 0}})))
     return CliRunner().invoke(app, ["train", str(path), *words])
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fast_cases import some
 from folders import SUPPORT
-from one_policy import QUESTIONS, StopAfter, same, trainer_of, weights
+from one_policy import QUESTIONS, same, trainer_of, weights
 from safetensors.torch import load_file
 
 from trl_ext.ppo.batch import Completion
@@ -43,9 +43,11 @@ def test_a_loop_of_ones_own_is_train_bit_by_bit(tiny, tmp_path):
 
 
 def test_a_loop_of_ones_own_resumes(tiny, tmp_path):
-    whole = trainer_of(tiny, tmp_path / "whole", total_episodes=64)
+    options = {"total_episodes": 64, "num_generations": 2}
+    whole = trainer_of(tiny, tmp_path / "whole", **options)
     whole.train()
-    options = {"total_episodes": 64, "save_strategy": "steps", "save_steps": 1}
+    assert (whole.state.global_step, whole.state.epoch, whole.state.num_train_epochs) == (4, 2.0, 2)
+    options |= {"save_strategy": "steps", "save_steps": 1}
 
     def run(resume=None, most=4):
         own = trainer_of(tiny, tmp_path / "own", **options)
@@ -104,21 +106,6 @@ def test_the_prompts_and_the_counts_are_those_of_the_documentation(tiny, tmp_pat
     assert asked[:16] == order and sorted(asked[16:]) == sorted(order) and asked[16:] != order
     ahead = trainer_of(tiny, tmp_path / "c", num_generations=4)
     assert [row["number"] for row in ahead.next_batch(ahead=2).examples[::4]] == asked[8:12]
-
-
-@pytest.mark.slow
-def test_a_run_with_several_completions_resumes_bit_identically_and_counts_its_epochs(tiny, tmp_path):
-    def run(folder, resume=None, stop_at=None):
-        options = {"num_generations": 2, "total_episodes": 64, "save_strategy": "steps", "save_steps": 1}
-        trainer = trainer_of(tiny, folder, **options)
-        trainer.add_callback(StopAfter(stop_at))
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
-
-    whole = run(tmp_path / "whole")
-    assert (whole.state.global_step, whole.state.epoch, whole.state.num_train_epochs) == (4, 2.0, 2)
-    run(tmp_path / "parts", stop_at=3)
-    assert same(weights(run(tmp_path / "parts", resume=True)), weights(whole))
 
 
 class Recorder(Sampler):
@@ -192,20 +179,6 @@ def test_a_strategy_that_would_decay_the_policy_is_refused(tiny, tmp_path):
                 trainer.train()
         else:
             trainer.train()
-
-
-def test_a_warm_critic_is_what_a_run_without_policy_steps_has(tiny, tmp_path):
-    """The critic's steps are those of a run whose policy has a learning rate of 0 (critic: head, a detached trunk)."""
-    options = {"max_grad_norm": 1e9, "total_episodes": 48}
-    warm = trainer_of(tiny, tmp_path / "warm", critic_warmup=2, **options)
-    still = trainer_of(
-        tiny, tmp_path / "still", learning_rate=0.0, value_learning_rate=1e-3, detach_critic=True, **options
-    )
-    for trainer in (warm, still):
-        with trainer.training():
-            for _ in range(2):
-                trainer.finish_update(trainer.update(trainer.advantage(trainer.score(trainer.collected()))))
-    assert same(weights(warm), weights(still))
 
 
 # -- two processes ------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import itertools
 import pytest
 import torch
 from fast_cases import some
+from one_policy import small_trainer
 
-from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learning.audit import VoidRun
 from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled
@@ -31,18 +31,9 @@ RATIOS = {
 
 
 def ppo(tiny, folder, sampler=None, **options):
-    model, tokenizer = tiny(hidden_size=32, layers=1)
-    args = PPOv2Config(
-        output_dir=str(folder), per_device_train_batch_size=8, gradient_accumulation_steps=1,
-        response_length=4, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, temperature=0.9, critic="none",
-        **{"total_episodes": 16, "kl_coef": 0.0, "num_ppo_epochs": 1, "learning_rate": 1e-2, "lr_scheduler_type": "constant", **options},
-    )  # fmt: skip
-    rows = [{"prompt": f"{i}+1="} for i in range(16)]
-    return PPOv2Trainer(args, tokenizer, model, train_dataset=rows, reward_funcs=letters, sampler=sampler)
-
-
-def letters(completions, **columns):
-    return [float(sum(map(ord, text)) % 7) for text in completions]
+    given = {"per_device_train_batch_size": 8, "response_length": 4, "critic": "none", "learning_rate": 1e-2}
+    given |= {"lr_scheduler_type": "constant", "sampler": sampler}
+    return small_trainer(tiny, folder, **given | options)
 
 
 PAIRS = list(itertools.product(RATIOS, CUTS))

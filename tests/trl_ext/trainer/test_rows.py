@@ -4,8 +4,9 @@ import json
 
 import pytest
 from datasets import Dataset
+from one_policy import config
 
-from trl_ext.trainer.ppov2 import PPOv2Config, PPOv2Trainer
+from trl_ext.trainer.ppov2 import PPOv2Trainer
 from trl_ext.trainer.prompts import read_prompt
 
 TEMPLATE = (
@@ -68,14 +69,7 @@ def test_reward_functions_read_the_whole_answer_and_only_its_sampled_tokens_are_
         seen.extend(zip(prompts, completions, completion_ids, strict=True))
         return [1.0] * len(completions)
 
-    args = PPOv2Config(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=2,
-        total_episodes=2,
-        response_length=4,
-        report_to=[],
-        use_cpu=True,
-    )
+    args = config(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=1, response_length=4)
     rows = Dataset.from_list([{"prompt": BEGUN}] * 2)
     trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=rows, reward_funcs=reward)
     batch = trainer.score(trainer.collect(trainer.next_batch()))

@@ -15,16 +15,15 @@ def ppo(tiny, folder, before=lambda model, tokenizer: None, value=None, lora=Fal
     model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")) if lora else model
     args = PPOv2Config(output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=1, **OPTIONS)
     rows = [{"prompt": f"{i}+1="} for i in range(4)]
-    return PPOv2Trainer(
-        args, tokenizer, model, train_dataset=rows, reward_funcs=lambda completions: [1.0] * 4, value_model=value
-    )
+    parts = {"train_dataset": rows, "reward_funcs": lambda completions: [1.0] * 4, "value_model": value}
+    return PPOv2Trainer(args, tokenizer, model, **parts)
 
 
 def warm(model, tokenizer=None):
     model.config.temperature = 0.6
 
 
-def greedy(model):
+def greedy(model, tokenizer=None):
     model.generation_config.do_sample, model.generation_config.temperature = False, 0.6
     return model
 
@@ -38,6 +37,7 @@ def unsavable(model, tokenizer):
 
 CASES = {
     "a policy's config": (r"policy 'policy' cannot be saved, .* generation parameters are set in the model config", warm, False),
+    "a policy's generation": (r"^model: its generation configuration could not be saved .*temperature", greedy, False),
     "a tokenizer": (r"policy 'policy' cannot be saved, .* this tokenizer has no files; correct its config", unsavable, False),
     "a tokenizer of an adapter": (r"policy 'policy' cannot be saved, .* this tokenizer has no files", unsavable, True),
 }  # fmt: skip

@@ -17,9 +17,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from datasets import Dataset
 from folders import ROOT
-from one_policy import QUESTIONS, classifier, config, count_a
+from one_policy import QUESTIONS, classifier, config, count_a, trainer_of
 from tiny_models import build
 from transformers import (
     AutoModelForCausalLM,
@@ -39,7 +38,6 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 from maporl import MultiAgentPPOConfig
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learning.arguments import COUNTS
-from trl_ext.ppo.maths import masked_mean, masked_var, masked_whiten
 from trl_ext.trainer.scoring import RewardError
 
 TRL_DEFAULTS = {
@@ -133,17 +131,6 @@ def test_every_option_can_be_set_on_the_command_line_and_in_trls_yaml(kind, tmp_
     assert {name: getattr(parsed, name) for name in values} == values
     with pytest.raises(ValueError, match="kl_coef: expected a number of at least 0, got -1"):
         parser.parse_args_into_dataclasses(["--kl_coef", "-1", "--use_cpu", "--output_dir", str(tmp_path)])
-
-
-def test_one_stop_id_serves_in_python_and_on_every_command_line(tiny, tmp_path):
-    model, tokenizer = tiny()
-    (tmp_path / "config.yaml").write_text("stop_token_id: 5\n")
-    common = ["--use_cpu", "--output_dir", str(tmp_path), "--report_to", "none"]
-    (typed,) = HfArgumentParser(PPOv2Config).parse_args_into_dataclasses([*common, "--stop_token_id", "5"])
-    (read,) = TrlParser(PPOv2Config).parse_args_and_config([*common, "--config", str(tmp_path / "config.yaml")])
-    for args in (PPOv2Config(str(tmp_path), stop_token_id=5, use_cpu=True, report_to=[]), typed, read):
-        trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
-        assert trainer._stop_ids == {5}
 
 
 # -- padding tokens ---------------------------------------------------------------------------------------------------
@@ -249,27 +236,19 @@ def test_trainer_model_answers_as_trls_wrapper_does(tiny, tmp_path):
 
 
 def test_a_head_is_no_value_model_and_the_error_says_where_it_is(tiny, tmp_path):
-    model, tokenizer = tiny()
-    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
+    trainer = trainer_of(tiny, tmp_path)
     assert not hasattr(trainer.model, "value_model")
     with pytest.raises(AttributeError, match=r"critic 'head' is not a separate model; trainer\.learners\['policy'\]"):
         _ = trainer.model.value_model
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = trainer.model.no_such_thing
-    own = PPOv2Trainer(
-        config(tmp_path, critic="model"), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a
-    )
+    own = trainer_of(tiny, tmp_path, critic="model")
     assert own.model.value_model is own.learners["policy"].critic.model
 
 
 def test_completions_are_shown_and_need_no_evaluation_set(tiny, tmp_path, capsys):
-    model, tokenizer = tiny()
-    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
-    assert trainer.generate_completions() == []
-    rows = [{"prompt": "1+1="}, {"prompt": "a\x1b[31mb"}]
-    trainer = PPOv2Trainer(
-        config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, eval_dataset=rows, reward_funcs=count_a
-    )
+    assert trainer_of(tiny, tmp_path).generate_completions() == []
+    trainer = trainer_of(tiny, tmp_path, eval_dataset=[{"prompt": "1+1="}, {"prompt": "a\x1b[31mb"}])
     capsys.readouterr()
     assert len(trainer.generate_completions()) == 2
     shown = capsys.readouterr().out
@@ -277,7 +256,6 @@ def test_completions_are_shown_and_need_no_evaluation_set(tiny, tmp_path, capsys
 
 
 def test_a_policy_is_pushed_with_a_card_that_names_its_data(tiny, tmp_path, monkeypatch):
-    model, tokenizer = tiny()
     pushed = []
 
     def upload_folder(**given):
@@ -288,8 +266,7 @@ def test_a_policy_is_pushed_with_a_card_that_names_its_data(tiny, tmp_path, monk
         upload_folder=upload_folder, create_repo=lambda *a, **k: SimpleNamespace(repo_id="someone/policy")
     )
     monkeypatch.setattr(transformers_trainer, "hf_api", lambda *a, **k: hub)
-    args = config(tmp_path / "policy", total_episodes=16)
-    trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
+    trainer = trainer_of(tiny, tmp_path / "policy", total_episodes=16)
     trainer.train()
     assert trainer.push_to_hub(dataset_name="trl-lib/tldr") == "done"
     assert pushed[0]["repo_id"] == "someone/policy" and pushed[0]["folder_path"] == str(tmp_path / "policy")
@@ -298,67 +275,6 @@ def test_a_policy_is_pushed_with_a_card_that_names_its_data(tiny, tmp_path, monk
     front = yaml.safe_load(card.split("---")[1])
     assert front["datasets"] == ["trl-lib/tldr"] and {"trl", "ppo"} <= set(front["tags"])
     assert (tmp_path / "policy/model.safetensors").is_file()
-
-
-# -- TRL's own tests (TestCore, TestPPOTrainer), in our words ---------------------------------------------------------
-
-
-def test_core_masked_mean_variance_and_whitening():
-    """TRL's TestCore: masked statistics are those of the unmasked entries, and whitening has mean 0 and variance 1."""
-    values, mask = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([False, True, True, False])
-    assert masked_mean(values, mask) == 2.5
-    assert masked_var(values, mask) == 0.5  # unbiased, as TRL's
-    expected = torch.tensor([-0.5, 0.5]) * torch.rsqrt(torch.tensor(0.5) + 1e-8)
-    torch.testing.assert_close(masked_whiten(values, mask)[mask], expected)
-
-
-@pytest.fixture
-def trls_parts(tiny):
-    """What TRL's setup_method builds: models, a tokenizer with a new pad token, and rows that end with EOS."""
-    model, tokenizer = tiny()
-    tokenizer = with_new_pad(tokenizer)
-    tokenizer.padding_side = "left"
-    rows = [{"input_ids": [*tokenizer.encode(q["prompt"]), tokenizer.eos_token_id]} for q in QUESTIONS]
-    return SimpleNamespace(
-        model=model, tokenizer=tokenizer, rows=Dataset.from_list(rows),
-        reward=classifier(tokenizer, 0, len(tokenizer) - 1), value=classifier(tokenizer, 1, len(tokenizer) - 1),
-    )  # fmt: skip
-
-
-def trls_trainer(parts, folder, **more):
-    args = PPOv2Config(
-        str(folder), per_device_train_batch_size=4, per_device_eval_batch_size=2, num_ppo_epochs=2, report_to="none",
-        response_length=6, learning_rate=1e-3, use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
-    given = {
-        "args": args, "processing_class": parts.tokenizer, "model": parts.model, "reward_model": parts.reward,
-        "value_model": parts.value, "train_dataset": parts.rows, "eval_dataset": parts.rows.select(range(3)),
-    }  # fmt: skip
-    return PPOv2Trainer(**given | more)
-
-
-def changed(before: dict, module) -> set:
-    return {name for name, p in module.named_parameters() if name in before and not torch.equal(before[name], p)}
-
-
-def copied(module) -> dict:
-    return {name: p.detach().clone() for name, p in module.named_parameters()}
-
-
-def test_basic_training_updates_policy_and_critic(trls_parts, tmp_path, tiny):
-    """TRL's test_basic_training: after ``train()`` both differ, as ``trainer.model.policy`` and ``.value_model``.
-
-    TRL asks for one changed parameter. Here every layer must have changed, and the reward and reference models not.
-    """
-    parts, reference = trls_parts, tiny()[0]
-    policy, value = copied(parts.model), copied(parts.value)
-    frozen = copied(parts.reward), copied(reference)
-    trainer = trls_trainer(parts, tmp_path, ref_model=reference)
-    trainer.train()
-    assert trainer.state.global_step == 12  # 3 epochs of 16 rows, 4 at a time
-    assert {name.split(".")[2] for name in changed(policy, trainer.model.policy) if "layers" in name} == {"0", "1"}
-    assert "score.weight" in changed(value, trainer.model.value_model)
-    assert not changed(frozen[0], parts.reward) and not changed(frozen[1], reference)
 
 
 # -- TRL's two example scripts, in our words --------------------------------------------------------------------------
@@ -436,5 +352,3 @@ def test_the_parsers_of_trls_scripts_read_all_their_dataclasses(tmp_path):
         TrlParser(kinds).parse_args_and_config(line),
     ):
         assert script.dataset_name == "data" and training.learning_rate == 1e-5 and model.use_peft is False
-    for parser in (HfArgumentParser(kinds), TrlParser(kinds)):
-        assert "--stop_token_id" in parser.format_help()
