@@ -32,10 +32,6 @@ MOST_CONNECTIONS = 64
 """Connections at once. For a further one the oldest is closed; a page that is still there opens another."""
 LONGEST_ANSWER = 2**16
 """The most bytes that an answer typed into the page may have."""
-
-
-_HERE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
-"""The names of this machine in a request."""
 Answer = tuple[HTTPStatus, bytes, str]
 """The answer to a request: status, content, and kind of content."""
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
