@@ -13,8 +13,7 @@ from maporl import AdvantageConfig, Algorithm, Arithmetic, MultiAgentPPOConfig, 
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
 from maporl.rewards import RewardSource
-from maporl.team.devices import split
-from maporl.team.loading import base_owners, load_agents
+from maporl.team.loading import base_owners, load_agents, split
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
@@ -146,7 +145,7 @@ def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
     shared = trainer_of(tiny, tmp_path / "shared", False)
     shared.train()
     monkeypatch.setattr(
-        "maporl.team.devices.split", lambda owners, use_cpu: [torch.device("cpu", n) for n in range(len(owners))]
+        "maporl.team.loading.split", lambda owners, use_cpu: [torch.device("cpu", n) for n in range(len(owners))]
     )
     apart = trainer_of(tiny, tmp_path / "split", False, placement="split")
     assert [learner.device for learner in apart.learners.values()] == [torch.device("cpu", 0), torch.device("cpu", 1)]
@@ -157,7 +156,7 @@ def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
 def split_trainer(tiny, folder, monkeypatch, **options):
     """A trainer whose two learners are on two devices, for which the CPU stands."""
     monkeypatch.setattr(
-        "maporl.team.devices.split", lambda owners, use_cpu: [torch.device("cpu", n) for n in range(len(owners))]
+        "maporl.team.loading.split", lambda owners, use_cpu: [torch.device("cpu", n) for n in range(len(owners))]
     )
     return trainer_of(tiny, folder, False, placement="split", **options)
 

@@ -14,7 +14,7 @@ from maporl.errors import ConfigError, Fault, refuse, refused
 from maporl.integrations.ray.check import check as cluster_faults
 from maporl.run import ResolvedRun
 from maporl.team import exchange
-from maporl.validation import check
+from maporl.validation import load as loading
 from maporl.validation.load import load
 
 ERROR = Fault("ppo.kl_coef", "it is -1", "set it to 0 or more")
@@ -126,4 +126,4 @@ def test_an_agent_that_is_exchanged_twice_is_found():
 def test_no_part_finds_fault_with_a_recipe():
     for name in recipe_files():
         run = ResolvedRun(load(name))
-        assert [fault for part in check.PARTS for fault in part(run)] == [], name
+        assert [fault for part in loading.PARTS for fault in part(run)] == [], name
