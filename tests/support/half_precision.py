@@ -85,7 +85,7 @@ def trained(learner):
     holder = learner.strategy
     masters = Shards.held(distributed.all_gather(entries(holder.shards(holder.half))))
     return {
-        name: masters.whole(own, "weight", found[name].shape).clone() if own in masters.names() else found[name].clone()
+        name: masters.whole(own, "weight", found[name].shape).clone() if masters.has(own) else found[name].clone()
         for name, own in zip(names, holder.names, strict=True)
     }
 

@@ -172,7 +172,11 @@ class Shards:
 
     def lacks(self, name: str) -> bool:
         """Return whether the weights of ``name`` are missing because they are elsewhere."""
-        return self.partial and (name, WEIGHT) not in self._pieces
+        return self.partial and not self.has(name)
+
+    def has(self, name: str, part: str = WEIGHT) -> bool:
+        """Return whether the folder holds ``part`` of the parameter ``name``."""
+        return (name, part) in self._pieces
 
     def parts(self, name: str) -> list[str]:
         """Return the parts of the optimizer's state that the folder holds for the parameter ``name``."""
