@@ -39,7 +39,7 @@ from trl_ext.models.lora_sampling import merged, merges, mixes
 from trl_ext.models.weights import read_adapter
 from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.sample import sample
-from trl_ext.trainer.sampler import Sampler
+from trl_ext.trainer.ppov2 import Sampler
 
 SIZE = {
     "vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32, "intermediate_size": 64,

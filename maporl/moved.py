@@ -7,6 +7,8 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+GAMES = "exchange kuhn path_plans plan_path plans prisoners signals sokoban sudoku tictactoe"
+DATASETS = "anli gsm8k hotpotqa mathematics programs tinygsm"
 MOVED = {
     "maporl.backends": "maporl.integrations.ray",
     "maporl.cli.crossplay": "maporl.studies.crossplay.command",
@@ -19,20 +21,10 @@ MOVED = {
     "maporl.crossplay": "maporl.studies.crossplay",
     "maporl.engines.vllm": "maporl.integrations.vllm",
     "maporl.environments.adapters": "maporl.integrations",
-    "maporl.environments.games.exchange": "maporl.methods.games.exchange",
     "maporl.environments.games.gymnasium": "maporl.integrations.gymnasium",
-    "maporl.environments.games.kuhn": "maporl.methods.games.kuhn",
-    "maporl.environments.games.path_plans": "maporl.methods.games.path_plans",
     "maporl.environments.games.petting_zoo": "maporl.integrations.petting_zoo",
-    "maporl.environments.games.plan_path": "maporl.methods.games.plan_path",
-    "maporl.environments.games.plans": "maporl.methods.games.plans",
-    "maporl.environments.games.prisoners": "maporl.methods.games.prisoners",
-    "maporl.environments.games.signals": "maporl.methods.games.signals",
-    "maporl.environments.games.sokoban": "maporl.methods.games.sokoban",
     "maporl.environments.games.spaces": "maporl.integrations.spaces",
-    "maporl.environments.games.sudoku": "maporl.methods.games.sudoku",
     "maporl.environments.games.text_arena": "maporl.integrations.text_arena",
-    "maporl.environments.games.tictactoe": "maporl.methods.games.tictactoe",
     "maporl.environments.search": "maporl.datasets.search",
     "maporl.environments.search_words": "maporl.datasets.search_words",
     "maporl.environments.triplets": "maporl.methods.triplets",
@@ -52,24 +44,22 @@ MOVED = {
     "maporl.rewards.verifiers_rewards": "maporl.integrations.verifiers_rewards",
     "maporl.rollout.tree_search": "maporl.methods.tree_search",
     "maporl.runs.doctor_groups": "maporl.integrations.ray.doctor",
+    "maporl.runs.export": "maporl.integrations.exporting.plain",
     "maporl.runs.loop": "maporl.loops.run",
     "maporl.runs.loop_stage": "maporl.loops.run_stage",
+    "maporl.runs.parts": "maporl.runs.build",
     "maporl.runs.sharing": "maporl.studies.comparing.study",
-    "maporl.tasks.anli": "maporl.datasets.anli",
     "maporl.tasks.documents": "maporl.methods.documents",
     "maporl.tasks.fantom": "maporl.methods.fantom",
     "maporl.tasks.grading": "maporl.grading",
-    "maporl.tasks.gsm8k": "maporl.datasets.gsm8k",
-    "maporl.tasks.hotpotqa": "maporl.datasets.hotpotqa",
-    "maporl.tasks.mathematics": "maporl.datasets.mathematics",
-    "maporl.tasks.programs": "maporl.datasets.programs",
     "maporl.tasks.sentence_encoder": "maporl.methods.fantom",
-    "maporl.tasks.tinygsm": "maporl.datasets.tinygsm",
     "maporl.tasks.triplets": "maporl.methods.triplets",
     "maporl.tasks.verifiers": "maporl.integrations.verifiers",
     "maporl.training.role_gradients": "maporl.methods.role_gradients",
     "maporl.training.sft": "maporl.loops.sft",
     "maporl.training.sft_options": "maporl.loops.sft_options",
+    **{f"maporl.environments.games.{name}": f"maporl.methods.games.{name}" for name in GAMES.split()},
+    **{f"maporl.tasks.{name}": f"maporl.datasets.{name}" for name in DATASETS.split()},
 }
 """Old name -> new name. The modules within a package move with it, but for those that are named themselves."""
 

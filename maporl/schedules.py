@@ -6,6 +6,7 @@ do not learn are still played, but they make no training rows, so they cost no f
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import chain, cycle
 from typing import Any, Literal
 
 from trl_ext.ppo.options import Natural, Positive, Share, option, options
@@ -224,18 +225,11 @@ class Schedule:
 
     def _turns(self, update: int) -> frozenset[int] | None:
         done = update - 1
-        for span in self.opening:
+        for span in chain(self.opening, cycle(self.cycle)):
             if done < span.updates:
-                return _from_zero(span)
+                return frozenset(turn - 1 for turn in span.turns)
             done -= span.updates
-        if not self.cycle:
-            return None
-        done %= sum(span.updates for span in self.cycle)
-        for span in self.cycle:
-            if done < span.updates:
-                return _from_zero(span)
-            done -= span.updates
-        raise AssertionError("a remainder is smaller than what it was taken by")
+        return None
 
 
 def one_turn_at_a_time(turns: int, opening: int = 20, block: int = 40) -> Schedule:
@@ -254,7 +248,3 @@ def one_turn_at_a_time(turns: int, opening: int = 20, block: int = 40) -> Schedu
         raise ValueError(f"one turn at a time: needs at least 2 turns, because the first is never trained; got {turns}")
     later = [Span(block, [turn]) for turn in range(turns, 1, -1)]
     return Schedule(opening=[Span(opening, [2])], cycle=later, train_first_turn=False)
-
-
-def _from_zero(span: Span) -> frozenset[int]:
-    return frozenset(turn - 1 for turn in span.turns)

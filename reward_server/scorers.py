@@ -91,8 +91,8 @@ class VerifierScorer:
 class LabelScorer:
     """A task's grader. It scores a right answer 1.0 and a wrong one 0.0. Every chat needs a reference."""
 
-    def __init__(self, task: Task, name: str, longest: int = LONGEST_TEXT):
-        self.task, self.longest, self.batch_tokens = task, longest, _BATCH_CHATS * _SHORTEST
+    def __init__(self, task: Task, name: str):
+        self.task, self.batch_tokens = task, _BATCH_CHATS * _SHORTEST
         digest = hashlib.sha256(f"labels of {name}".encode()).hexdigest()
         self.info = ModelInfo(name=f"labels of {name}", kind="labels", sha256=digest)
 
@@ -101,9 +101,9 @@ class LabelScorer:
         if reference is None:
             return ItemError(code="no_reference", message="labels are given by comparison; send 'references'")
         answer = chat[-1]["content"]
-        if len(answer) > self.longest:
+        if len(answer) > LONGEST_TEXT:
             return ItemError(
-                code="too_long", message=f"the answer has {len(answer)} characters; at most {self.longest} are graded"
+                code="too_long", message=f"the answer has {len(answer)} characters; at most {LONGEST_TEXT} are graded"
             )
         if len(reference) > LONGEST_LABEL:
             return ItemError(

@@ -19,7 +19,7 @@ _EXPORTS = {
     "PPOv2Trainer": "trl_ext.trainer.ppov2",
     "Learner": "trl_ext.learning.learner",
     "Policy": "trl_ext.learning.policy",
-    "Sampler": "trl_ext.trainer.sampler",
+    "Sampler": "trl_ext.trainer.ppov2",
     "UserError": "trl_ext.errors",
     "ValueHead": "trl_ext.learning.critics",
 }

@@ -94,7 +94,7 @@ def load_team_config(
     quiet_libraries()
     from maporl.storage.run_folder import weights_of
     from maporl.team.saved import read_team
-    from maporl.validation.check import check
+    from maporl.validation.load import check
 
     settings, folder = read_team(team, [*(set_ or []), *_overrides(values)])
     if lacking := [key for key in ("task", "protocol") if not getattr(settings, key)]:

@@ -65,10 +65,9 @@ def evaluate(
     """
     settings, checkpoint = load_team_config(values, config, set_, checkpoint)
     load_libraries()
-    from maporl.config.threads import threads_of
-    from trl_ext.process.threads import use
+    from trl_ext.process.threads import choose, use
 
-    use(threads_of(settings))
+    use(choose(settings.tiny))
     exchanged = swap.split(",") if swap is not None else []
     if suite is not None:
         return _evaluate_suite(settings, checkpoint, suite, suite_data, samples, limit, as_json, exchanged)

@@ -128,13 +128,12 @@ def try_(
     load_libraries()
     from maporl.config.imports import extension
     from maporl.config.parse import apply_overrides
-    from maporl.config.threads import threads_of
     from maporl.report.page import write_report
     from maporl.runs.train import train
     from maporl.storage.run_folder import RunFolder
     from maporl.validation.load import from_dict
     from maporl.validation.preflight import check_run
-    from trl_ext.process.threads import use
+    from trl_ext.process.threads import choose, use
 
     values = extension("maporl.methods.tiny_versions:tiny_version", "maporl recipes try")(name, "")
     folder = tempfile.mkdtemp(prefix=f"maporl-{Path(name).stem}-")  # not before the name is known to be a recipe's
@@ -142,7 +141,7 @@ def try_(
     config = from_dict(apply_overrides(values, changes or []), name)
     for line in check_run(config):
         echo(line)
-    use(threads_of(config))
+    use(choose(config.tiny))
     train(config, resume=False, quiet=True)
     for metrics in RunFolder(config.output_dir).read_metrics():
         shown = sorted(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import ConfigFile, Overrides, Quiet, Values, echo, load_config, load_libraries
+from maporl.cli.common import ConfigFile, Overrides, Quiet, Values, echo, load_config, load_libraries, load_team_config
 from maporl.config.command_line import command
 from maporl.config.schema import Config
 
@@ -57,19 +57,18 @@ def train(
         return _dry_run(settings)
     load_libraries()
     from maporl.cli.common import Screen
-    from maporl.config.threads import threads_of
     from maporl.evaluation.tables import audit_table, evaluation_table, flip_lines, learned
     from maporl.report.audit import AUDIT, audit_of, read_audit
     from maporl.report.read import read_run
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
     from trl_ext.process import distributed
-    from trl_ext.process.threads import use
+    from trl_ext.process.threads import choose, use
 
     console, folder = Screen(markup=False, highlight=False), Path(settings.output_dir)
     checked = check_run(settings)
     # after the check, which builds accelerate's state: that sets a number of its own with MPI
-    use(threads_of(settings))
+    use(choose(settings.tiny))
     for line in checked if distributed.is_main() else ():
         console.print(line, soft_wrap=True)
     before, after = train_run(settings, resume, quiet)
@@ -99,7 +98,10 @@ def check(values: Values = None, config: ConfigFile = None, set_: Overrides = No
     does, without loading a model."""
     overrides = _with_backend(set_, backend)
     folder = next((value for value in values or () if os.path.isdir(value)), None)
-    settings = load_config(values, config, overrides) if folder is None else _of_run(values, overrides)
+    if folder is None:
+        settings = load_config(values, config, overrides)
+    else:
+        settings, _ = load_team_config(values, None, overrides, None)
     load_libraries()
     from maporl.training.run_record import rest_of
     from maporl.validation.preflight import check_run
@@ -110,13 +112,6 @@ def check(values: Values = None, config: ConfigFile = None, set_: Overrides = No
     if folder is None and output.is_dir() and rest_of(output):
         echo(f"warning: {output} is not empty: `maporl train` goes on with its run by --resume, and begins none in it")
     echo("ok")
-
-
-def _of_run(values: list[str] | None, set_: list[str] | None) -> Config:
-    """Return the configuration of the run whose folder is among ``values``."""
-    from maporl.cli.common import load_team_config
-
-    return load_team_config(values, None, set_, None)[0]
 
 
 @command
@@ -153,11 +148,10 @@ def record(
     load_libraries()
     from statistics import fmean
 
-    from maporl.config.threads import threads_of
     from maporl.runs.record import record as recorded
-    from trl_ext.process.threads import use
+    from trl_ext.process.threads import choose, use
 
-    use(threads_of(settings))
+    use(choose(settings.tiny))
     scores: list[float] = []
     played = unanswered = 0
     for dialogues in recorded(settings, output, questions, samples, checkpoint):

@@ -23,7 +23,6 @@ from pydantic.dataclasses import is_pydantic_dataclass
 
 from maporl.config.algorithm import NOT_LEARNED, OF_LEARNER
 from maporl.config.faults import explain, nearest_key
-from maporl.config.files import configuration_files, recipe_files
 from maporl.config.imports import kind_of, look_up, unknown
 from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_value, read_yaml_file
 from maporl.config.schema import Config, RewardSection
@@ -478,3 +477,25 @@ def _check_values(values: dict[str, Any], where: str) -> None:
 
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """The character NUL, which no file name holds, and halves of characters, which no UTF-8 holds."""
+
+
+def _folder(installed: str, in_checkout: str) -> Path:
+    """Return a folder of files: the one inside the installed package, or else the one in the checkout."""
+    here = Path(__file__).parents[1]
+    return here / installed if (here / installed).is_dir() else here.parent / in_checkout
+
+
+def recipe_folder() -> Path:
+    """Return the folder with the recipes."""
+    return _folder("recipe_files", "configs/ppo/recipes")
+
+
+def recipe_files() -> dict[str, Path]:
+    """Return the file of every recipe, by the recipe's name."""
+    return {path.stem: path for path in sorted(recipe_folder().glob("*.yaml")) if path.stem != "common"}
+
+
+def configuration_files() -> dict[str, Path]:
+    """Return the files of the other configurations, by name: quickstart, smollm2_times, ..."""
+    files = sorted(_folder("configurations", "configs/ppo").glob("*.yaml"))
+    return {path.stem: path for path in files if path.stem not in ("base", "maporl_common")}

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from maporl.config.files import recipe_files
 from maporl.config.imports import unknown
-from maporl.config.parse import extended_files, read_yaml, validated
+from maporl.config.parse import extended_files, read_yaml, recipe_files, validated
 from maporl.config.safe_yaml import read_yaml_file
 from maporl.errors import ConfigError
 from maporl.sections import section

@@ -844,6 +844,11 @@ class Config(RunOptions):
         processes of the launcher."""
         return self.cluster is not None and self.cluster.backend != "local"
 
+    @property
+    def tiny(self) -> bool:
+        """Whether all weights of the team are of tiny models, whose operations are too short for several threads."""
+        return all(agent.tiny is not None for agent in self.agents.values() if agent.weights)
+
     def of(self, agent: str) -> "Config":
         """Return the configuration as an agent's policy learns by it: its algorithm over the sections of the team.
 

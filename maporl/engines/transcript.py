@@ -83,24 +83,6 @@ def taught_apart(last: Utterance) -> bool:
     return last.answers or "program" in last.tags
 
 
-def conversations(
-    dialogue: Dialogue,
-    agent: str,
-    policy: str,
-    tokenizer: Tokenizer,
-    stop_ids: frozenset[int],
-    form: CallFormat | None = None,
-    apart: Callable[[Utterance], bool] = taught_apart,
-    brought: Callable[[tuple[dict[str, Any], ...]], CallFormat] | None = None,
-) -> list[tuple[list[int], list[bool]]]:
-    """Return the token ids of each conversation of ``agent``, with a mask of the tokens of ``policy``.
-
-    The arguments are those of :func:`written_transcripts`.
-    """
-    written = written_transcripts(dialogue, agent, policy, tokenizer, stop_ids, form, apart, brought)
-    return [(transcript.ids, transcript.sampled_mask) for transcript in written]
-
-
 def written_transcripts(
     dialogue: Dialogue,
     agent: str,
@@ -149,18 +131,19 @@ def supervised_rows(
     apart: Callable[[Utterance], bool] = taught_apart,
     formats: Mapping[str, Callable[[tuple[dict[str, Any], ...]], CallFormat]] | None = None,
 ) -> list[tuple[list[int], list[bool]]]:
-    """Return the :func:`conversations` of the agents of ``policy`` in which it speaks.
+    """Return the token ids of the conversations in which ``policy`` speaks (:func:`written_transcripts`), each with a
+    mask of its own tokens.
 
     ``tools`` are the agents', and ``formats`` return the call format of each agent for tools of a program.
     """
-    rows = []
+    rows: list[Transcript] = []
     for dialogue in dialogues:
         for agent in policy.agents:
             form = tools[agent].format if agent in tools else None
             brought = (formats or {}).get(agent)
             voice = policy.tokenizer, policy.stop_ids
-            rows += conversations(dialogue, agent, policy.name, *voice, form, apart, brought)
-    return [(ids, mask) for ids, mask in rows if any(mask)]
+            rows += written_transcripts(dialogue, agent, policy.name, *voice, form, apart, brought)
+    return [(written.ids, written.sampled_mask) for written in rows if any(written.sampled_mask)]
 
 
 def _encoded(

@@ -10,9 +10,8 @@ from maporl.config.schema import EnvironmentSection
 from maporl.environments.arguments import ArgumentCheck
 from maporl.environments.base import CallRefused
 from maporl.environments.build import environment_spec
-from maporl.environments.forking import fork_rooms
 from maporl.environments.rooms import EnvironmentFailure, Rooms
-from maporl.environments.world import World
+from maporl.environments.world import World, fork_rooms
 from maporl.errors import ConfigError
 from maporl.types import Act, Example, Result
 from trl_ext.errors import retold

@@ -7,16 +7,15 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from maporl.config.call_options import CallLimits
-from maporl.config.imports import told
-from maporl.environments.base import Environment, EnvironmentLost, Tool, Toolbox
-from maporl.environments.offers import Offers
+from maporl.config.imports import told, unknown
+from maporl.environments.base import Environment, EnvironmentLost, Tool, Toolbox, may_pay
 from maporl.environments.rooms import (
     EnvironmentFailure,
     EnvironmentSpec,
@@ -30,12 +29,14 @@ from maporl.environments.rooms import (
     raised,
     read_by,
     readable,
+    shown,
     texts_by_agent,
 )
 from maporl.environments.workers import Job, Outcome, Workers
+from maporl.errors import ConfigError, Fault
 from maporl.event_loop import awaited
 from maporl.text import printable
-from maporl.types import Act, Dialogue, Result
+from maporl.types import Act, Dialogue, Example, Result
 from trl_ext.copies import own_copy
 from trl_ext.process.messages import tell
 from trl_ext.process.random_states import forked_generators
@@ -378,3 +379,148 @@ class _Alone:
                 return awaited(code())
             finally:
                 os.chdir(folder)
+
+
+class Offers:
+    """The tools that agents may call, and the rewards that may occur.
+
+    Args:
+        tools: the plain tools by name.
+        environments: the environments by name.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], environments: Mapping[str, EnvironmentSpec]):
+        self.tools, self.environments = tools, environments
+        self._known: dict[str, dict[str, list[Tool]]] = {}
+
+    def tools_of(self, environment: str, agent: str) -> list[Tool]:
+        """Return the tools that an environment gives ``agent``, of an instance that is never reset.
+
+        Raises:
+            EnvironmentFailure: it cannot be made, or its tools cannot be read.
+        """
+        by_agent = self._known.setdefault(environment, {})
+        if not by_agent:
+            spec = self.environments[environment]
+            example = guarded(spec.make, f"environment {environment!r} cannot be made")
+            try:
+                for name in spec.agents:
+                    made = guarded(partial(_tools_of, example, name), f"environment {environment!r}: tools({name!r})")
+                    by_agent[name] = made
+            finally:
+                guarded(example.close, f"environment {environment!r}: close() of one that never began")
+        return by_agent.get(agent, [])
+
+    def forks(self, environment: str) -> str:
+        """Return how an environment can be forked: "copy", "replay" or "no"."""
+        spec = self.environments[environment]
+        made = guarded(spec.make, f"environment {environment!r} cannot be made")
+        guarded(made.close, f"environment {environment!r}: close() of one that never began")
+        return made.forks
+
+    def unpaid(self, weighed: Collection[str]) -> Iterator[Fault]:
+        """Yield the environments and tools with names among the ``weighed`` rewards that pay nothing to anybody, so
+        that their weights would change nothing.
+
+        Raises:
+            EnvironmentFailure: one of them cannot be made.
+        """
+        for name, tool in self.tools.items():
+            if name in weighed and not may_pay(tool.run):
+                what = f"the tool {name!r} pays nothing: it returns no maporl.Result"
+                remedy = f"remove {name!r} from the rewards, or let the tool return Result(text, reward=...)"
+                yield Fault(f"reward: {name}", what, remedy)
+        for name, spec in self.environments.items():
+            if name not in weighed or not spec.agents:
+                continue
+            made = guarded(spec.make, f"environment {name!r} cannot be made")
+            try:
+                pays = guarded(partial(made.can_pay, spec.agents), f"environment {name!r}: can_pay()")
+            finally:
+                guarded(made.close, f"environment {name!r}: close() of one that never began")
+            if not pays:
+                yield Fault(
+                    f"reward: {name}",
+                    f"the environment {name!r} ({type(made.instance).__name__}) pays nothing: it has no reward, and "
+                    "its tools return none",
+                    f"remove {name!r} from the rewards, or give its class reward() (get_reward() in a class for TRL), "
+                    f"or set environments.{name}.reward to the attribute that has it",
+                )
+
+    def rewards(self) -> frozenset[str]:
+        """Return the names of the rewards that environments and tools may pay."""
+        return frozenset([*self.environments, *self.tools])
+
+    def must_have(self, act: Act) -> None:
+        """Check that the run has the tool of a protocol's act.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        names: list[str] = list(self.tools)
+        if act.place is not None:
+            if act.place not in self.environments:
+                raise ConfigError(f"the protocol acts in an environment: {unknown(act.place, self.environments)}")
+            names = [tool.name for tool in self.tools_of(act.place, act.agent)]
+        if act.name not in names:
+            raise ConfigError(f"the protocol calls a tool for agent {act.agent!r}: {unknown(act.name, names)}")
+
+
+def _tools_of(environment: Environment, agent: str) -> list[Tool]:
+    return list(environment.tools(agent))
+
+
+def fork_rooms(world: World, rooms: Rooms, steps: int, now: bool, heard: set[str]) -> Rooms:
+    """Return a fork of a dialogue's environments, as they were after ``steps`` steps. ``now`` is the present.
+
+    ``heard`` has the agents that had spoken by then.
+
+    Raises:
+        EnvironmentFailure: an environment cannot be forked there, or does not replay.
+    """
+    fork = Rooms(rooms.example, rooms.key, rooms.prompt, heard={(name, a) for name in rooms.open for a in heard})
+    for name, room in rooms.open.items():
+        log = [entry for entry in room.log if entry[0] < steps]
+        if now and log and not room.closed and room.world.forks == "copy":
+            copied = guarded(room.world.fork, f"environment {name!r}: fork()")
+            fork.open[name] = Room(room.spec, copied, room.seed, room.row, room.said, log=log)
+        else:
+            fork.open[name] = _replayed(world, room, fork, log)
+        world.counts[f"env/{name}/opened"] += 1
+    if fork.open:
+        world.keep(fork)
+    return fork
+
+
+def _replayed(world: World, room: Room, rooms: Rooms, log: list[tuple]) -> Room:
+    name = room.spec.name
+    if log and room.world.forks == "no":
+        raise EnvironmentFailure(
+            f"environment {name!r}: it can be neither copied nor replayed, so a dialogue in it cannot be forked after "
+            "its first call; use branching.how: independent or fork_first, or set forks: replay if reset(seed) "
+            "decides everything"
+        )
+    again = world.open_room(room.spec, rooms)
+    try:
+        _repeat(world, again, log)
+    except BaseException:
+        again.world.close()
+        raise
+    return again
+
+
+def _repeat(world: World, room: Room, log: list[tuple]) -> None:
+    """Make the calls of ``log`` in a new environment, and check that they return the same."""
+    name, rooms = room.spec.name, Rooms(Example("", "", ""), (), [])
+    rooms.open[name] = room
+    for number, (step, agent, tool, arguments, text) in enumerate(log):
+        act = Act(agent, tool, arguments, 0, name)
+        ((outcome,),) = world.workers.run(
+            [[Job(partial(world.call, room, step, act), room.spec.options.seconds, name)]]
+        )
+        now = world.result_of(rooms, step, act, outcome).text
+        if now != text:
+            raise EnvironmentFailure(
+                f"environment {name!r} does not replay: call {number + 1}, {tool}({shown(arguments)}), gave "
+                f"{now!r:.80} after {text!r:.80}; set forks: no, or make reset(seed) decide everything"
+            )

@@ -31,15 +31,14 @@ def sft(
     load_libraries()
     from transformers import set_seed
 
-    from maporl.config.threads import threads_of
     from maporl.errors import ConfigError
     from maporl.loops import sft as supervised
     from maporl.run import ResolvedRun
     from maporl.team.team import Team
-    from trl_ext.process.threads import use
+    from trl_ext.process.threads import choose, use
 
     set_seed(settings.seed)
-    use(threads_of(settings))
+    use(choose(settings.tiny))
     if dialogues is not None:
         team, material = Team.from_config(settings), supervised.best_debates(dialogues, best)
     else:

@@ -22,15 +22,15 @@ from maporl.loops.recorded import round_of_record
 from maporl.loops.run_stage import StageRun, save_team, team_with
 from maporl.loops.shards import dialogues_of
 from maporl.report.audit import dialogue_counts
+from maporl.rewards.build import asks_untrained
 from maporl.rewards.identity import recall_verifiers, record_verifiers
-from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.branching import play_branched
-from maporl.rollout.evaluations import CHUNK
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.rollout.restate import UntrainedWeights
 from maporl.run import ResolvedRun
 from maporl.runs.build import find_device, loaded_player, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run
+from maporl.runs.evaluate import CHUNK
 from maporl.storage.run_folder import FINAL, INITIAL, RunFolder, has_final
 from maporl.text import printable
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord, record_evaluation

@@ -11,7 +11,7 @@ from maporl.methods.sections import ArenaSection
 from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.build import Voices
 from maporl.rewards.judges import Speak, last_match
-from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.rules import Credits, Rule
 from maporl.rounding import exceeds, mean_rank
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, user_says

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Literal
 
 from maporl.rewards.counterfactual import worth, worths_without
-from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.rules import Credits, Rule
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from maporl.tasks.base import Task, TaskError, examples_of, meta_of, read_rows, text_of
+from maporl.tasks.base import ReadTask, TaskError, examples_of, meta_of, read_rows, text_of
 from maporl.text import asked_with
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import Positive, ProperShare, option
@@ -25,7 +25,7 @@ ARCHIVED = "fantom_v1.json"
 
 
 @dataclass(frozen=True)
-class FANToM(Task):
+class FANToM(ReadTask):
     """Questions about what the people of a conversation believe (FANToM).
 
     The archive is at https://storage.googleapis.com/ai2-mosaic-public/projects/fantom/fantom.tar.gz. Nothing is
@@ -75,12 +75,6 @@ class FANToM(Task):
         random.Random(self.seed).shuffle(conversations)
         count = min(max(1, round(len(conversations) * self.held_out)), len(conversations) - 1)
         return set(conversations[:count])
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
 
     def question(self, example: Example) -> str:
         before, _, after = self.instruction.partition("{document}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from maporl.protocols.base import Play, Protocol
-from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.rules import Credits, Rule
 from maporl.rounding import difference
 from maporl.text import check_pattern, matches, text_option
 from maporl.types import Ask, Dialogue, Example, Utterance

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from maporl.rewards.labels import IMPLIED
-from maporl.rewards.rule import Along, Credits, Rule, along_names, named_reward, split_name
+from maporl.rewards.rules import Along, Credits, Rule, along_names, named_reward, split_name
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option

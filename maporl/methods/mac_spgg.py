@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.rules import Credits, Rule
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option

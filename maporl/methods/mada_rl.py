@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean
 
-from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.rules import Credits, Rule
 from maporl.types import Dialogue, Utterance
 from trl_ext.ppo.options import option
 

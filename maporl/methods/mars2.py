@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from statistics import fmean
 
-from maporl.rewards.rule import Credits, Rule, identity
+from maporl.rewards.rules import Credits, Rule, identity
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from maporl.rewards.rule import Along, Credits, Rule
+from maporl.rewards.rules import Along, Credits, Rule
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option
 

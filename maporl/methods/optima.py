@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardSource, Values
-from maporl.rewards.build import Voices
-from maporl.rewards.likelihood import Nll
-from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.build import Nll, Voices
+from maporl.rewards.rules import Credits, Rule
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 from trl_ext.ppo.options import option

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.rules import Credits, Rule
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option
 

@@ -9,7 +9,7 @@ from typing import Literal
 from maporl.config.schema import RewardSection
 from maporl.rewards.base import FunctionSource, RewardSource, Values
 from maporl.rewards.build import Voices
-from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.rules import Credits, Rule
 from maporl.rewards.scoring import grade_answers
 from maporl.rounding import deviations
 from maporl.tasks.base import Task

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from maporl.rewards.labels import is_step_verdict
-from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.rules import Credits, Rule
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
 from trl_ext.ppo.options import NotNegative, option

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from maporl.rewards.rule import Along, Credits, Rule, along_names, named_reward, split_name
+from maporl.rewards.rules import Along, Credits, Rule, along_names, named_reward, split_name
 from maporl.types import Dialogue, Utterance
 from trl_ext.ppo.options import option
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from maporl.rewards.rule import Along, Credits, Rule, along_names, named_reward, split_name
+from maporl.rewards.rules import Along, Credits, Rule, along_names, named_reward, split_name
 from maporl.rounding import ROUNDING
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from maporl.environments.base import Tool
+from maporl.environments.base import Tool, tool_of
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches, pattern_option, text_option
 from maporl.types import Act, Ask, Example, user_says
@@ -155,7 +155,8 @@ class CallReturn(Protocol):
             "pattern": r"\S",
         }
         parameters = {"type": "object", "properties": {"question": question}, "required": ["question"]}
-        return [Tool(f"{ASK}{worker}", f"Ask {worker}.", parameters, _answered_by_worker) for worker in workers]
+        named = {f"{ASK}{worker}": f"Ask {worker}." for worker in workers}
+        return [tool_of({"name": n, "description": what, "parameters": parameters}) for n, what in named.items()]
 
     def _by_tools(self, example: Example, planner: str) -> Play:
         """Play with tools in place of a pattern."""
@@ -195,7 +196,3 @@ JUDGEMENTS = ("<judge>yes</judge>", "<judge>no</judge>")
 """What warm starts teach to say of replies."""
 ASK = "ask_"
 """What stands before a worker's name in the name of its tool."""
-
-
-def _answered_by_worker(question: str) -> str:
-    raise NotImplementedError("the protocol answers this call")

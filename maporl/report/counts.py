@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from maporl.evaluation.metrics import SCORE, Difference, Share
 from maporl.report.charts import finite
 from maporl.report.dialogues import Graded, flags_of, game_of, graded, kind_of, last_answers, newest
-from maporl.report.read import Recorded, Run
+from maporl.report.read import HELD_OUT, Recorded, Run
 from maporl.types import Dialogue, Grade, Stop, Utterance
 
-HELD_OUT = ("before", "after")
 LEAST_PART = 0.1
 """The least part of what a team has gained that is named as what it learned."""
 MOST_KINDS = 4

@@ -156,9 +156,9 @@ def last_answers(dialogue: Dialogue) -> list[Graded]:
     return turns[-1] if turns else []
 
 
-def right_share(dialogue: Dialogue, turn: int = -1) -> float:
-    """The share of a turn's graded answers that are right."""
-    answers = graded(dialogue)[turn]
+def right_share(dialogue: Dialogue) -> float:
+    """The share of the last turn's graded answers that are right."""
+    answers = graded(dialogue)[-1]
     return sum(bool(grade.correct) for _, grade in answers) / len(answers)
 
 

@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from maporl.evaluation.tables import not_measured
 from maporl.report.dialogues import LAST_UPDATES, outcome_of
-from maporl.report.language import counted, few_updates, listed, part, percent
-from maporl.report.names import part_name
+from maporl.report.language import counted, few_updates, listed, part, part_name, percent
 from maporl.text import visible
 
 Section = Literal[

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -26,9 +27,8 @@ from maporl.report.dialogues import FLAGS, MOST, entries, graded, right_share
 from maporl.report.exhibits import exhibits
 from maporl.report.failures import failures
 from maporl.report.findings import said
-from maporl.report.language import counted, percent
+from maporl.report.language import CACHED, counted, listed, named, part_name, percent, task_of
 from maporl.report.metric_panels import REWARD, ROWS
-from maporl.report.names import named, part_name, subject, title_of
 from maporl.report.read import Run, read_run
 from maporl.report.result import first_screen
 from maporl.report.story import amount, reward, setup, story, told
@@ -334,3 +334,28 @@ def page_version() -> str:
 @cache
 def _template() -> Any:
     return Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))
+
+
+MOST_NAMED = 3
+"""With more agents than this, a title counts them."""
+_NOBODYS = re.compile(
+    r"(runs?|outputs?|out|results?|final|model|checkpoint|tmp\w*|temp\w*|\d[\d\W_tTzZ]*|[0-9a-f]{12,})([-_]?\d+)?",
+    re.IGNORECASE,
+)
+"""Names of folders that nobody has chosen to tell one run from another."""
+
+
+def title_of(run: Run) -> str:
+    """The run's name: the one that a person gave its folder, or else what its team and its task say."""
+    folder = run.folder.resolve()
+    if cached := CACHED.fullmatch(str(folder)):
+        return cached[1].replace("--", "/", 1)
+    return folder.name if not _NOBODYS.fullmatch(folder.name) else subject(run) or folder.name
+
+
+def subject(run: Run) -> str:
+    """Who does what, such as "ann and bob on toy_sum". Empty where the run does not say it."""
+    agents, game = counts_of(run).agents, counts_of(run).game
+    who = listed(agents) if len(agents) <= MOST_NAMED else counted(len(agents), "agent")
+    task = f"in the game {game}" if game else f"on {task_of(run)}" if task_of(run) else ""
+    return visible(f"{who} {task}".strip()) if who else ""

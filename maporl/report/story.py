@@ -7,8 +7,7 @@ from maporl.report.audit import audit_of
 from maporl.report.charts import finite
 from maporl.report.counts import counts_of
 from maporl.report.findings import said
-from maporl.report.language import counted
-from maporl.report.names import model_name, part_name, task_of
+from maporl.report.language import counted, model_name, part_name, task_of
 from maporl.report.read import Run
 from maporl.report.result import first_screen
 from maporl.report.tables import tables

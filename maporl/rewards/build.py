@@ -32,7 +32,7 @@ class Voices(Protocol):
         """Return the greedy answer of an agent to each conversation (:data:`maporl.rewards.judges.Speak`)."""
 
     def nll(self, utterances: list[Utterance]) -> list[float]:
-        """Return how unlikely utterances are to the weights before training (:data:`maporl.rewards.likelihood.Nll`)."""
+        """Return how unlikely utterances are to the weights before training (:data:`maporl.rewards.build.Nll`)."""
 
 
 def _function(function: Scoring, answers_only: bool = False, compares: bool = False) -> "Builder":
@@ -161,3 +161,19 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
     except TypeError:
         raise ConfigError(f"{where}: {name}: expected a class without arguments, got {signature(source)}") from None
     return lambda section, voices: source()
+
+
+Nll = Callable[[list[Utterance]], list[float]]
+"""``utterances -> numbers``: the mean negative log-probability of each utterance's tokens after what its agent saw, in
+nats a token, under the weights with which its policy began."""
+
+
+def asks_untrained(restate: str, sources: Collection[str]) -> str | None:
+    """Return the option that asks the weights before training, or None. They are then kept in memory.
+
+    >>> asks_untrained("off", ["label", "nll"]), asks_untrained("off", ["label"])
+    ('reward.sources: nll', None)
+    """
+    if restate == "base_model":
+        return "restate: base_model"
+    return "reward.sources: nll" if "nll" in sources else None

@@ -17,10 +17,9 @@ from typing import Any
 
 from maporl.config.imports import told
 from maporl.engines.base import Engine, Pending, Reply
-from maporl.environments.forking import fork_rooms
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
-from maporl.environments.world import World
+from maporl.environments.world import World, fork_rooms
 from maporl.errors import ConfigError, UserError, one_line
 from maporl.protocols.base import Dropped, Play, Protocol, must_be_moves, must_be_play
 from maporl.rollout.episode import Episode, Referee, Sent, SpeakerSpec, Step, record_call, recorded_results

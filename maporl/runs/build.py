@@ -13,20 +13,23 @@ from maporl.config import Config
 from maporl.config.backends import BACKENDS
 from maporl.config.imports import extension
 from maporl.engines.build import build_engines
+from maporl.errors import ConfigError
 from maporl.playground.teacher import check_taught
 from maporl.playground.warm_start import warm_start
 from maporl.rewards.base import RewardSource
-from maporl.rewards.likelihood import asks_untrained
+from maporl.rewards.build import asks_untrained
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.run import ResolvedRun
 from maporl.storage.run_folder import INITIAL
 from maporl.team.agents import Policy
-from maporl.team.devices import split_bases
+from maporl.team.loading import split_bases
 from maporl.team.team import Team
 from maporl.team.weights import check_initial, has_weights, load_unless_received
+from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.home import TeamHome, home_of
 from maporl.training.trainer import MultiAgentPPOTrainer
+from maporl.validation.load import load
 from maporl.validation.preflight import training_arguments
 from trl_ext.errors import short_trace
 from trl_ext.files.atomic import new_folder
@@ -258,3 +261,37 @@ def _begin_once(run: ResolvedRun, team: Team, device: torch.device, quiet: bool)
             policy.save(below(partial, policy.name))
         write_manifest(partial)
     distributed.barrier()
+
+
+def recipe_parts(name: str, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Return the method of a recipe as arguments of :class:`maporl.MultiAgentPPOTrainer`.
+
+    They are ``args``, ``protocol``, ``reward``, ``advantage``, ``branching`` and ``schedule``. The team and the
+    questions are yours::
+
+        MultiAgentPPOTrainer(team=team, train_dataset=rows, reward_funcs=f, **recipe_parts("grpo_single"))
+
+    Args:
+        name: a recipe (``maporl recipes list``), or a YAML file.
+        overrides: values to override, such as ``["branching.group=4", "updates=20", "output_dir=runs/grpo"]``. The keys
+            are those of the YAML file.
+
+    Raises:
+        ConfigError: the recipe does not exist, a value is wrong, or the recipe has a warm start or a curriculum, which
+            belong to its own team and task.
+    """
+    config = load(name, overrides)
+    if config.warm_start.steps or config.schedule.curriculum:
+        part = "warm_start" if config.warm_start.steps else "schedule.curriculum"
+        raise ConfigError(
+            f"recipe_parts: {name}: {part} belongs to the configuration's own team and task; run it with 'maporl "
+            "train', or remove it and call maporl.warm_start, or pass curriculum="
+        )
+    return {
+        "args": MultiAgentPPOConfig.from_config(config),
+        "protocol": ResolvedRun(config).protocol,
+        "reward": config.reward,
+        "advantage": config.advantage,
+        "branching": config.branching,
+        "schedule": config.schedule,
+    }

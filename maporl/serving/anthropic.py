@@ -16,6 +16,7 @@ from maporl.serving.wire import (
     Refused,
     check_fields,
     content_text,
+    fields_of,
     flat_form,
     read_chat,
     reply_message,
@@ -55,12 +56,10 @@ def read_message(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) 
     Raises:
         Refused: it is malformed, asks an unknown agent, or for something that cannot be had.
     """
-    if not isinstance(body, Mapping):
-        raise Refused("expected a JSON object", code="invalid_json")
+    fields = fields_of(body, ignored)
     if body.get("thread") is not None:  # without it a request may be a part of a conversation, so it is never ignored
         why = "thread: nothing is stored; send the whole conversation, as a tool runner with thread=False does"
         raise Refused(why, "thread", code="thread_unsupported_request")  # at which clients send it by themselves
-    fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
     chat: dict[str, Any] = {}
     faults: list[tuple[str, str]] = []
     for name, value in fields.items():

@@ -75,16 +75,15 @@ def api(
         )
     config, weights = load_team_config(values, None, None, checkpoint)
     load_libraries()
-    from maporl.config.threads import threads_of
     from maporl.serving import server
-    from trl_ext.process.threads import use
+    from trl_ext.process.threads import choose, use
 
     task, without = server.checked(config, weights, named[0])
     settings = server.serving_config(config, dtype, device, url or [])
     server.check_memory(settings, device)
     for name, why in without.items():
         echo(f"not served: {name}: {why}")
-    use(threads_of(settings))
+    use(choose(settings.tiny))
     log_requests()
     options = {"most": concurrency, "queue": queue, "ignored": tuple(ignore or ()), "longest": longest}
     address = server.address_of(settings, task, weights, without, device, **options)

@@ -17,6 +17,7 @@ from maporl.serving.wire import (
     Refused,
     check_fields,
     content_text,
+    fields_of,
     flat_form,
     read_chat,
     reply_message,
@@ -59,9 +60,7 @@ def read_response(body: Any, agents: Sequence[str], ignored: Sequence[str] = ())
     Raises:
         Refused: it is malformed, asks an unknown agent, or for something that cannot be had.
     """
-    if not isinstance(body, Mapping):
-        raise Refused("expected a JSON object", code="invalid_json")
-    fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
+    fields = fields_of(body, ignored)
     faults = []
     for name, value in fields.items():
         if name == "text" and isinstance(value, Mapping):

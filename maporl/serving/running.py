@@ -26,9 +26,9 @@ from typing import IO, Any
 from maporl.errors import ConfigError
 from maporl.event_loop import wait
 from maporl.hosts import past_proxies
+from maporl.serving.group_watchdog import forget, watch
 from maporl.text import printable
 from trl_ext.errors import is_users
-from trl_ext.process.group_watchdog import forget, watch
 from trl_ext.process.inherited import inherited
 from trl_ext.process.parsing import parsed
 from trl_ext.process.waits import Threads, check, pause

@@ -120,6 +120,17 @@ class ChatRequest:
     strict: tuple[str, ...] = ()
 
 
+def fields_of(body: Any, ignored: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a request that have a value, but those that are ``ignored``.
+
+    Raises:
+        Refused: it is anything but a JSON object.
+    """
+    if not isinstance(body, Mapping):
+        raise Refused("expected a JSON object", code="invalid_json")
+    return {name: value for name, value in body.items() if value is not None and name not in ignored}
+
+
 def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> ChatRequest:
     """Return the request in the JSON ``body`` of a chat completion.
 
@@ -131,9 +142,7 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
     Raises:
         Refused: it is malformed, asks an unknown agent, or for something that cannot be had.
     """
-    if not isinstance(body, Mapping):
-        raise Refused("expected a JSON object", code="invalid_json")
-    fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
+    fields = fields_of(body, ignored)
     check_fields(fields, agents)
     options, tools = fields.get("stream_options"), _tools(fields)
     choice = _tool_choice(fields, [tool["function"]["name"] for tool in tools])

@@ -9,7 +9,7 @@ from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config
 from maporl.decoding import Sampling, greedy_learners
 from maporl.errors import Fault
-from maporl.rewards.likelihood import asks_untrained
+from maporl.rewards.build import asks_untrained
 from maporl.run import ResolvedRun
 
 

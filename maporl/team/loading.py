@@ -1,6 +1,7 @@
 """Load a team. Tokenizers are loaded and checked before the models. Adapters of the same model share one base."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -26,8 +27,7 @@ from maporl.config.engines import has_weights
 from maporl.config.schema import AgentSection, LoraSection
 from maporl.errors import ConfigError, Fault, one_line, refuse
 from maporl.protocols import policy_names
-from maporl.team.agents import Agent
-from maporl.team.devices import own_device, split
+from maporl.team.agents import Agent, Policy
 from maporl.text import read_users_text
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat.encoding import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
@@ -41,7 +41,8 @@ from trl_ext.models.weights import (
     read_model,
     read_pretrained,
 )
-from trl_ext.process import hub
+from trl_ext.process import distributed, hub
+from trl_ext.process.devices import accelerator, accelerators
 
 Bases = dict[tuple, PeftModel]
 """The base models that adapters share, by :func:`base_key`."""
@@ -390,3 +391,45 @@ def context_length(agent: str, section: AgentSection) -> int | None:
 
 def _text_config(where: str, model: str) -> Any:
     return _from_pretrained(AutoConfig, model, f"{where}.model").get_text_config()
+
+
+def own_device(use_cpu: bool) -> torch.device:
+    """Return the device of this process, before any library has chosen it: the CPU, or the accelerator of its rank."""
+    kind = None if use_cpu else accelerator()
+    if kind is None:
+        return torch.device("cpu")
+    return torch.device(kind.type, int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count())
+
+
+def split(owners: list[str], use_cpu: bool, devices: list[torch.device] | None = None) -> list[torch.device]:
+    """Return a device for each base model. ``owners`` names each of them by one of its policies.
+
+    ``devices`` are by default the accelerators of this process, or the CPU with ``use_cpu``.
+
+    Raises:
+        ValueError: the devices are fewer than the base models, or several processes were started.
+    """
+    if distributed.size() > 1:
+        raise ValueError(
+            f"placement: split gives one process several devices, and {distributed.size()} processes were started; "
+            "start one, or use placement: shared, where every process has all models on its own device"
+        )
+    if devices is None:
+        devices = (not use_cpu and accelerators()) or [torch.device("cpu")]
+    if len(owners) > len(devices):
+        raise ValueError(
+            f"placement: split needs a device for each of {len(owners)} base models (of policies {', '.join(owners)}), "
+            f"and there {'is' if len(devices) == 1 else 'are'} {len(devices)} ({', '.join(map(str, devices))}); use "
+            "placement: shared, or let agents share a base (agents.NAME.lora)"
+        )
+    return devices[: len(owners)]
+
+
+def split_bases(policies: Mapping[str, Policy], use_cpu: bool) -> dict[int, torch.device]:
+    """Return a device for every base model by the model's ``id``, in the order of the policies.
+
+    Raises:
+        ValueError: the devices are fewer than the base models, or several processes were started.
+    """
+    bases = {id(base_of(policy.model)): name for name, policy in reversed(list(policies.items()))}
+    return dict(zip(reversed(bases), split(list(reversed(bases.values())), use_cpu), strict=True))

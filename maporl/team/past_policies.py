@@ -41,12 +41,8 @@ class PastPolicies:
         self.snapshots: list[dict[str, torch.Tensor]] = []
         self.past = self._frozen()
         team.policies[self.past.name] = self.past
-        self.holder = Holder()
+        self.holder = Holder()  # how the processes hold the past policy, where it is a model of its own
         self._shapes = {key: w.detach().to("meta") for key, w in _weights(self.past).items()}
-
-    def hold_by(self, holder: Holder) -> None:
-        """Let ``holder`` say how the processes hold the past policy, which is a model of its own."""
-        self.holder = holder
 
     def _frozen(self) -> Policy:
         return past_of(self.policy, [self.section.agent])

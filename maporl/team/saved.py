@@ -13,7 +13,7 @@ from maporl.config.imports import extension, with_imports
 from maporl.config.parse import override
 from maporl.errors import RunError, refuse
 from maporl.protocols import policy_names
-from maporl.rewards.likelihood import asks_untrained
+from maporl.rewards.build import asks_untrained
 from maporl.storage.run_folder import own_places, weights_of
 from trl_ext.files.paths import below
 

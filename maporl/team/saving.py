@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCard
 from peft import PeftModel
 
 from maporl.config import Config, parse_config, to_yaml
@@ -19,7 +20,7 @@ from maporl.config.algorithm import Algorithm
 from maporl.config.engines import ENGINES, IN_PYTHON
 from maporl.credentials import is_secret
 from maporl.errors import ConfigError
-from maporl.storage.run_folder import must_be_empty
+from maporl.storage.run_folder import TAGS, must_be_empty
 from maporl.team.agents import Agent, Policy
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.paths import below
@@ -28,6 +29,7 @@ from trl_ext.models.adapters import base_state, settled
 from trl_ext.models.attention import ATTENTIONS
 from trl_ext.models.forward import base_of
 from trl_ext.models.weights import ADAPTER_OPTIONS, has_weights_of
+from trl_ext.trainer.model_card import card_text
 
 BASE = "base"
 """The folder in an adapter's folder with the model below it, if that has no name."""
@@ -239,3 +241,44 @@ def _options(policy: Policy) -> dict[str, Any]:
         "trainable": policy.trainable,
         "algorithm": policy.algorithm.of_policy,
     }
+
+
+_BODY = """
+# {name}
+
+One policy of a team of language models ({team}) trained together with
+`maporl` by reinforcement learning on {protocol} dialogues about the task `{task}`.
+It speaks for: {agents}.
+
+- kind: {kind}
+- updates: {updates}, dialogues: {dialogues}
+- {learned}, clip range {cliprange}
+- {audit}
+
+```python
+{loading}
+```
+
+`critic/`, where present, is the critic; it is needed only to go on training.
+
+## Citation
+
+MAPoRL: Park et al., *MAPoRL: Multi-Agent Post-Co-Training for Collaborative Large Language Models with Reinforcement
+Learning*, ACL 2025, arXiv:2502.18439.
+"""
+
+
+def write_model_card(folder: Path, policy: Policy, **facts: Any) -> None:
+    """Write the model card of ``policy`` to ``folder/README.md``. ``facts`` are what it says of the training."""
+    base = policy.model.config._name_or_path
+    if policy.adapter is not None:
+        kind = f"adapter on `{base}`" if base else "adapter on a model that has no name"
+        below = f'AutoModelForCausalLM.from_pretrained("{base}")' if base else "...  # the run's initial/NAME/base"
+        loading = f'base = {below}\nmodel = PeftModel.from_pretrained(base, "{policy.name}")'
+    else:
+        kind = f"full model, `{type(policy.model).__name__}`"
+        loading = f'model = AutoModelForCausalLM.from_pretrained("{policy.name}")'
+    body = _BODY.format(name=policy.name, agents=", ".join(policy.agents), kind=kind, loading=loading, **facts)
+    library = "peft" if policy.adapter is not None else "transformers"
+    card = card_text(body, library_name=library, base_model=base or None, tags=TAGS)
+    ModelCard(card).save(folder / "README.md")

@@ -18,8 +18,8 @@ from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig, BranchingSection, DistillSection, RewardSection
 from maporl.errors import Fault, refused
 from maporl.protocols.base import Protocol
+from maporl.rewards.build import asks_untrained
 from maporl.rewards.check import score_range
-from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.rules import Along, build_rules
 from maporl.rollout.branching import BRANCHINGS
 from maporl.run import ResolvedRun, each_algorithm
@@ -253,10 +253,10 @@ def fitting(
         yield from _untaught(branching, reward.distill, protocol)
     if advantage == AdvantageConfig():
         return
-    from maporl.training import scaled_noise  # needs torch
+    from maporl.advantages.check import scaled_noise  # needs torch
 
     yield from _rewards_apart(advantage, reward, ppo)
-    yield from scaled_noise.faults(advantage, ppo)
+    yield from scaled_noise(advantage, ppo)
     yield from _branched_advantage(branching, advantage)
 
 

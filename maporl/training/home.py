@@ -16,8 +16,7 @@ from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import OpponentPool
 from maporl.storage.run_folder import INITIAL
-from maporl.team.devices import split_bases
-from maporl.team.loading import load_agents, load_tokenizers
+from maporl.team.loading import load_agents, load_tokenizers, split_bases
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
 from maporl.team.weights import load_initial
@@ -151,7 +150,7 @@ class Local(TeamHome):
                 frozen[base] = Holder() if policy.is_quantized else strategy.freeze(policy.model, device)
             learning.holders[name] = trained[base] if base in trained else frozen[base]
         if self._past is not None and self._past.past.adapter is None:
-            self._past.hold_by(frozen[id(base_of(self._past.past.model))])
+            self._past.holder = frozen[id(base_of(self._past.past.model))]
         self._holders = learning.holders
         return learning
 

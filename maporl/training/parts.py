@@ -24,10 +24,9 @@ from maporl.protocols import growth
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.debate import Debate
 from maporl.rewards.base import RewardSource
-from maporl.rewards.build import SOURCES
+from maporl.rewards.build import SOURCES, asks_untrained
 from maporl.rewards.check import lengths, never_ends
 from maporl.rewards.functions import with_functions
-from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights

@@ -12,7 +12,7 @@ from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 from trl_ext.chat.encoding import Tokenizer, encode_prompt
 from trl_ext.ppo.batch import Completion
-from trl_ext.trainer.update_batch import UpdateBatch
+from trl_ext.trainer.loop import UpdateBatch
 
 Name = tuple
 """The name of an utterance in an update. Its copies in dialogues that were forked after it have the same name."""
@@ -232,7 +232,7 @@ def _critic_prompt(dialogue: Dialogue, utterance: Utterance, context: str, token
 
 @dataclass(kw_only=True)
 class TeamUpdateBatch(UpdateBatch):
-    """An :class:`trl_ext.trainer.update_batch.UpdateBatch` of dialogues.
+    """An :class:`trl_ext.trainer.loop.UpdateBatch` of dialogues.
 
     Args:
         task: the task that has the questions and grades the answers. With a curriculum it differs between batches.

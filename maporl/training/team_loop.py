@@ -24,6 +24,7 @@ from maporl.tasks.base import Task, tasks_by_name
 from maporl.tasks.counts import count_data, totals
 from maporl.tasks.prompts import Prompts
 from maporl.team.past_policies import PastPolicies
+from maporl.team.saving import write_model_card
 from maporl.team.team import Team
 from maporl.text import printable
 from maporl.training import ahead
@@ -32,7 +33,6 @@ from maporl.training.assign import TeamAdvantages
 from maporl.training.check import by_role
 from maporl.training.home import TeamHome
 from maporl.training.learns_from import facts_of, learner_lines
-from maporl.training.model_card import write_model_card
 from maporl.training.parts import RunParts
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
 from maporl.training.samples import TeamUpdateBatch

@@ -1,9 +1,10 @@
-"""Check data, tokenizers, lengths and transformers' own options, without loading a model.
+"""Check data, tokenizers, lengths, the disk and transformers' own options, without loading a model.
 
 ``maporl check`` and the start of every run call this.
 """
 
 import inspect
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,10 +23,10 @@ from maporl.advantages.baselines import baseline_of
 from maporl.config.backends import BACKENDS
 from maporl.config.imports import extension, unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
-from maporl.config.threads import threads_of
 from maporl.engines import choice
 from maporl.errors import ConfigError, Fault, UserError, each, install_command, one_line, refuse, refused
 from maporl.playground.teacher import check_taught, taught_calls
+from maporl.protocols import policy_names
 from maporl.rewards.credited import credit_lines
 from maporl.rewards.own_code import check_reward_functions, own_task_warnings
 from maporl.rollout.ablation import left_out
@@ -34,19 +35,20 @@ from maporl.rollout.tool_checks import OfferedTools
 from maporl.run import ResolvedRun, each_algorithm
 from maporl.tasks import Mixture, Task, counts
 from maporl.team import memory, model_checks
-from maporl.team.devices import split
-from maporl.team.loading import base_owners, policy_names
+from maporl.team.loading import base_owners, split
+from maporl.team.memory import adapter_parameters, shape_of
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.check import unread
 from maporl.training.doubts import doubts, narrow_sampling
 from maporl.training.learns_from import facts_of, learns_from, who_learns
 from maporl.training.lonely import lonely_groups
-from maporl.validation import disk
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings
 from trl_ext.errors import retold
+from trl_ext.models.shape import training_bytes
 from trl_ext.ppo.options import rate_of
 from trl_ext.process import distributed
 from trl_ext.process.devices import accelerator, accelerators, main_bytes, total_bytes
+from trl_ext.process.threads import choose
 
 
 def training_arguments(config: Config) -> MultiAgentPPOConfig:
@@ -178,7 +180,7 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
         *memory.device_lines(
             run, longest, dialogues, main_bytes() if memory.training_on_cpu(config) else total_bytes()
         ),
-        str(threads_of(config)),
+        str(choose(config.tiny)),
         *_launch_line(config),
         *backend_lines(run, measured),
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
@@ -352,7 +354,7 @@ def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool, has_traine
     yield from unread
     if unread:
         return  # the rest reads them
-    yield from disk.check(run)
+    yield from check_disk(run)
     yield from own_task_warnings(run)
     counted = counts.count_data(run.task, run.held_out, run.config.evaluation.questions, run.curriculum)
     yield from counts.faults(counted, run.config.task["name"], "label" in run.config.reward.asked)
@@ -374,3 +376,60 @@ def _describe(agent: AgentSection) -> str:
         "" if agent.engine == AgentSection.engine else f", engine {agent.engine}{' in this process' if here else ''}"
     )
     return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen") + engine
+
+
+SPARE = 0.2e9
+"""Bytes beside weights: metrics, dialogues, the report."""
+
+
+def check_disk(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield that the disk is too full: an error if the final weights do not fit, a warning if checkpoints do not."""
+    config = run.config
+    weights, checkpoint = _sizes(config)
+    kept = _checkpoints(config)
+    final = weights + SPARE
+    needed = final + kept * checkpoint
+    folder = Path(config.output_dir).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if free >= needed:
+        return
+    remedy = "make room, or give another output_dir"
+    if kept and free >= final:
+        remedy = f"set training.save_total_limit: 1 or training.save_steps: 0 (no checkpoints), {remedy}"
+    what = (
+        f"the disk of {str(there)!r} has {_gigabytes(free)} free, and the run writes about {_gigabytes(needed)} there "
+        f"({_gigabytes(final)} at its end, and {kept} checkpoint{'' if kept == 1 else 's'} of {_gigabytes(checkpoint)})"
+    )
+    yield Fault("output_dir", what, remedy, "warning" if free >= final else "error")
+
+
+def _sizes(config: Config) -> tuple[float, float]:
+    """Return the bytes of the trained weights of all policies, and of a checkpoint with their optimizer."""
+    weights = checkpoint = 0.0
+    seen: set[str] = set()
+    for name, section in config.agents.items():
+        if not section.weights or not section.trainable:
+            continue
+        for policy in set(policy_names(name, section, config)) - seen:
+            seen.add(policy)
+            shape = shape_of(section)
+            adapter = section.lora is not None or section.adapter is not None
+            trained = adapter_parameters(section) if adapter else shape.parameters
+            weights += trained * shape.bytes
+            each = training_bytes(shape.bytes, config.training.optim)
+            checkpoint += trained * (shape.bytes + each.copy + each.moments)
+    return weights, checkpoint
+
+
+def _checkpoints(config: Config) -> int:
+    """Return how many checkpoints are there at the end."""
+    every = config.training.save_steps
+    if not every or config.stages:
+        return 0
+    made = -(-config.updates // every)  # one after the last update too
+    return min(made, config.training.save_total_limit or made)
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

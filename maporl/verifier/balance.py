@@ -69,9 +69,9 @@ def one_sided(right: int, wrong: int) -> str | None:
     return f"{counted}, and a verifier learns from both; {remedy}"
 
 
-def too_few(samples: Sequence[Sample], held_out: float = TrainOptions.held_out) -> str | None:
+def too_few(samples: Sequence[Sample]) -> str | None:
     """Return what to do if the answers that ``maporl verifier train`` holds out are too few to measure a verifier."""
-    questions = len({sample.id for sample in samples})
+    questions, held_out = len({sample.id for sample in samples}), TrainOptions.held_out
     count = len(samples) * max(1, round(questions * held_out)) // questions
     reached = reached_by_chance(np.arange(count) % 2)
     if reached is not None and reached <= HARDLY:

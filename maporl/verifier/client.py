@@ -123,8 +123,8 @@ class Outage:
 class Outages:
     """Tells of each outage of a server once, and once that it is over, however many requests wait for it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock, self._lock = clock, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._by_url: dict[str, Outage] = {}
         self._ended: dict[str, float] = {}
 
@@ -146,7 +146,7 @@ class Outages:
     def over(self, url: str) -> None:
         """Log that a server answers again, if an outage of it was told."""
         with self._lock:
-            outage, self._ended[url] = self._by_url.pop(url, None), self._clock()
+            outage, self._ended[url] = self._by_url.pop(url, None), time.monotonic()
         if outage is not None and outage.told:
             seconds = self._ended[url] - outage.since
             told = "verifier server %s answers again after %.0f s, in which %d requests failed"

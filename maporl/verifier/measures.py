@@ -55,20 +55,20 @@ def reached_by_chance(labels: np.ndarray) -> float | None:
     return 0.5 + 1.645 * math.sqrt((len(labels) + 1) / (12 * right * wrong))
 
 
-def calibration_bins(scores: np.ndarray, labels: np.ndarray, bins: int = BINS) -> list[tuple[int, float, float]]:
-    """(answers, mean score, share right) for each of ``bins`` equal intervals of the score that holds an answer."""
-    place = np.minimum((scores * bins).astype(int), bins - 1)
-    masks = [place == index for index in range(bins)]
+def calibration_bins(scores: np.ndarray, labels: np.ndarray) -> list[tuple[int, float, float]]:
+    """(answers, mean score, share right) for each of :data:`BINS` equal intervals of the score that holds an answer."""
+    place = np.minimum((scores * BINS).astype(int), BINS - 1)
+    masks = [place == index for index in range(BINS)]
     return [(int(mask.sum()), float(scores[mask].mean()), float(labels[mask].mean())) for mask in masks if mask.any()]
 
 
-def ece(scores: np.ndarray, labels: np.ndarray, bins: int = BINS) -> float:
+def ece(scores: np.ndarray, labels: np.ndarray) -> float:
     """Expected calibration error (Guo et al. 2017, arXiv 1706.04599): mean distance of score and share right over bins.
 
     >>> round(ece(np.array([0.95, 0.85, 0.15]), np.array([1, 0, 0])), 4)
     0.35
     """
-    return sum(n * abs(score - right) for n, score, right in calibration_bins(scores, labels, bins)) / len(scores)
+    return sum(n * abs(score - right) for n, score, right in calibration_bins(scores, labels)) / len(scores)
 
 
 def nll(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -76,13 +76,13 @@ def nll(outputs: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(np.logaddexp(0.0, outputs) - labels * outputs))
 
 
-def fit_temperature(outputs: np.ndarray, labels: np.ndarray, low: float = 0.05, high: float = 20.0) -> float:
-    """The ``T`` in [low, high] with the least cross-entropy of ``sigmoid(outputs / T)`` and the labels.
+def fit_temperature(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """The ``T`` from 0.05 to 20 with the least cross-entropy of ``sigmoid(outputs / T)`` and the labels.
 
     The cross-entropy is convex in 1/T, so that a golden-section search finds its minimum.
     """
     golden = (math.sqrt(5) - 1) / 2
-    a, b = 1 / high, 1 / low
+    a, b = 1 / 20.0, 1 / 0.05
     while b - a > 1e-6 * b:
         left, right = b - golden * (b - a), a + golden * (b - a)
         if nll(outputs * left, labels) <= nll(outputs * right, labels):

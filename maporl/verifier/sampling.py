@@ -11,7 +11,7 @@ from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.grading import find_label
 from maporl.tasks.base import Task
-from maporl.team.devices import own_device
+from maporl.team.loading import own_device
 from maporl.team.team import Policy, Team
 from maporl.types import Example
 from trl_ext.chat.encoding import PromptTooLong, encode_prompt

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from folders import ROOT
 
-from maporl.config.files import recipe_files
+from maporl.config.parse import recipe_files
 
 FACTS = yaml.safe_load((ROOT / "docs/facts.yaml").read_text())
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/howto/*.md")]

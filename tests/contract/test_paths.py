@@ -262,7 +262,7 @@ OTHERWISE = {
     "trl_ext/files/manifest.py:verify": {"name"},  # every name of a manifest is checked when it is read
     # names of what the folder has already
     "maporl/runs/dump.py:dump": {"name"},
-    "maporl/runs/export.py:export": {"policy.name"},
+    "maporl/integrations/exporting/plain.py:export": {"policy.name"},
     "maporl/loops/run.py:Loop._end": {"policy.name"},
     "maporl/integrations/hub/pack.py:pack": {"policy"},
     "trl_ext/learning/policy.py:save_weights": {"path.name"},

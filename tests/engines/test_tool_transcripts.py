@@ -4,7 +4,7 @@ import pytest
 from tool_models import SayingEngine, characters, digest, trl_template
 
 from maporl import Arithmetic
-from maporl.engines.transcript import conversations
+from maporl.engines.transcript import written_transcripts
 from maporl.environments.base import Tool
 from maporl.environments.build import ToolGrant
 from maporl.environments.world import World
@@ -107,8 +107,8 @@ class TestNative:
         world = World({"add": Tool.of(add)})
         form = agent_tools("ann", ToolGrant(("add",)), world, voice, 200).format
         # the record's text lacks nothing here, because calls of this template are ordinary characters
-        found = conversations(dialogue, "ann", "ann", tokenizer, voice.stop_ids, form)
-        assert found == [(transcript.ids, transcript.sampled_mask)]
+        [found] = written_transcripts(dialogue, "ann", "ann", tokenizer, voice.stop_ids, form)
+        assert (found.ids, found.sampled_mask) == (transcript.ids, transcript.sampled_mask)
 
     def test_two_calls_at_once(self):
         script = [qwen(2, 3) + "\n" + qwen(3, 4) + "<|im_end|>", "Answer: 9<|im_end|>"]

@@ -13,8 +13,8 @@ from folders import ROOT, file_of
 from processes import maporl
 from recipe_rollouts import BRIEF, LONGER
 
-from maporl.config import files
-from maporl.config.files import recipe_folder
+from maporl.config import parse
+from maporl.config.parse import recipe_folder
 from maporl.config.recipes import NEEDS, axes_of, by_axis, card_of, find, index_page, recipe_files
 from maporl.errors import ConfigError
 from maporl.methods.tiny_versions import tiny_version
@@ -111,7 +111,7 @@ def test_a_new_variant_is_one_file(tmp_path, monkeypatch):
     (tmp_path / "recipes/iac_late.yaml").write_text(
         "extends: iac.yaml\nrecipe: {title: Late IAC}\nadvantage: {gamma: 0.8}\n"
     )
-    monkeypatch.setattr(files, "recipe_folder", lambda: tmp_path / "recipes")
+    monkeypatch.setattr(parse, "recipe_folder", lambda: tmp_path / "recipes")
     card, page = card_of("iac_late"), index_page()
     assert card.title == "Late IAC" and card.cost is None and card.paper == card_of("iac").paper
     row = f"| {card.prefer} | [`iac_late`](#iac_late) | exact | not counted | critic, turn_gae | on-policy | debate |"

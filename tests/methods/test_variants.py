@@ -2,8 +2,7 @@
 
 import pytest
 
-from maporl.config.files import recipe_files
-from maporl.config.parse import extended_files, read_yaml
+from maporl.config.parse import extended_files, read_yaml, recipe_files
 from maporl.config.recipes import card_of
 from maporl.config.safe_yaml import parse_yaml
 

@@ -8,8 +8,8 @@ from written_runs import AFTER, BEFORE, RIGHT, WRONG, debate, utterance, write_r
 from maporl.evaluation.metrics import Difference
 from maporl.report.dialogues import compared_with
 from maporl.report.exhibits import exhibits
-from maporl.report.names import model_name, named, part_name, title_of
-from maporl.report.page import about
+from maporl.report.language import model_name, named, part_name
+from maporl.report.page import about, title_of
 from maporl.report.read import read_run
 from maporl.report.result import first_screen
 from maporl.report.story import setup

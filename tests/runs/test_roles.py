@@ -11,9 +11,8 @@ from tiny_run import TINY
 
 from maporl.datasets.mathematics import suite_tasks
 from maporl.errors import ConfigError, refuse
-from maporl.rollout.evaluations import play_suite
 from maporl.run import ResolvedRun
-from maporl.runs.evaluate import evaluate
+from maporl.runs.evaluate import evaluate, play_suite
 from maporl.runs.train import train
 from maporl.team.exchange import exchanged
 from maporl.validation.load import from_dict, load

@@ -20,7 +20,7 @@ from tool_models import SayingEngine, characters, trl_template
 
 from maporl import Arithmetic
 from maporl.engines.text import TextEngine
-from maporl.engines.transcript import conversations
+from maporl.engines.transcript import written_transcripts
 from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
@@ -522,10 +522,12 @@ def test_an_agent_without_tools_is_shown_calls_of_others_as_agents_write_them(te
     tokenizer, last = characters(template), dialogue.utterances[-1]
     assert shown in tokenizer.decode(last.prompt_ids)
     formats = formats_of_schemas("bob", Voice("bob", tokenizer), {})
-    [(ids, mask)] = conversations(
+    [written] = written_transcripts(
         dialogue, "bob", "bob", tokenizer, frozenset([tokenizer.eos_token_id]), brought=formats
     )
-    assert ids == last.prompt_ids + last.response_ids and sum(mask) == len("2") + len("Two.") + 2
+    assert (
+        written.ids == last.prompt_ids + last.response_ids and sum(written.sampled_mask) == len("2") + len("Two.") + 2
+    )
 
 
 def test_responses_of_a_client_go_on_and_name_parents():

@@ -20,7 +20,7 @@ from maporl.methods.tiny_versions import tiny_version
 from maporl.runs import doctor
 from maporl.runs.build import build_trainer
 from maporl.runs.train import train
-from maporl.team.devices import split
+from maporl.team.loading import split
 from maporl.training.run_record import trace_tokens
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.load import from_dict, load
@@ -214,7 +214,7 @@ def test_models_on_different_devices_train_as_on_one(sim, tmp_path, monkeypatch)
     """One base model is on the device, and the other is on the CPU, which stands for a second one."""
     shared = run_of(tmp_path / "shared", True, {}, {})
     PartialState._reset_state()
-    monkeypatch.setattr("maporl.team.devices.accelerators", lambda: [sim, torch.device("cpu")])
+    monkeypatch.setattr("maporl.team.loading.accelerators", lambda: [sim, torch.device("cpu")])
     assert_near(run_of(tmp_path / "split", False, {}, {"placement": "split"}), shared)
 
 

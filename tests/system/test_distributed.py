@@ -14,7 +14,7 @@ from folders import ROOT
 from launches import STRATEGIES, launch, skip_unless_here, trained
 from safetensors.torch import load_file
 
-from maporl.runs.export import export
+from maporl.integrations.exporting.plain import export
 from trl_ext.process import distributed
 from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.fsdp import FSDP_TORCH

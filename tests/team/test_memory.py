@@ -24,7 +24,7 @@ from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner
-from trl_ext.learning.memory import DoesNotFit, limit_microbatches
+from trl_ext.learning.learners import DoesNotFit, limit_microbatches
 from trl_ext.learning.policy import Policy
 from trl_ext.models.shape import PLANNED, Shape
 

@@ -13,8 +13,7 @@ from maporl import Arithmetic, MultiAgentPPOConfig
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
 from maporl.rewards import RewardSource
-from maporl.team.devices import split
-from maporl.team.loading import base_owners, load_agents
+from maporl.team.loading import base_owners, load_agents, split
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
@@ -107,7 +106,7 @@ def test_every_base_has_a_device_or_the_run_is_refused():
 def split_trainer(tiny, folder, monkeypatch, **options):
     """A trainer whose two learners are on two devices, for which the CPU stands."""
     monkeypatch.setattr(
-        "maporl.team.devices.split", lambda owners, use_cpu: [torch.device("cpu", n) for n in range(len(owners))]
+        "maporl.team.loading.split", lambda owners, use_cpu: [torch.device("cpu", n) for n in range(len(owners))]
     )
     return trainer_of(tiny, folder, False, placement="split", **options)
 

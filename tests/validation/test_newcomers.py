@@ -39,7 +39,7 @@ from maporl.team.team import Team
 from maporl.tiny import build_tiny_tokenizer
 from maporl.training.lonely import lonely_groups
 from maporl.types import Ask
-from maporl.validation import disk, preflight
+from maporl.validation import preflight
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 from maporl.validation.rehearsal import Rehearsal, findings
@@ -735,10 +735,10 @@ def test_a_line_break_is_a_token_of_a_tiny_model_also_where_several_stand_togeth
 ])  # fmt: skip
 def test_a_disk_that_is_too_full_is_told_before_the_run(monkeypatch, tmp_path, free, training, severity):
     """Two tiny models leave 0.1 MB, and 0.3 MB with their optimizers in each of 500 checkpoints; 0.2 GB are spare."""
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     changes = {"output_dir": str(tmp_path / "run"), "updates": 500, "training": {**BASE["training"], **training}}
     run = ResolvedRun(from_dict({**BASE, **changes}))
-    faults = list(disk.check(run))
+    faults = list(preflight.check_disk(run))
     assert [fault.severity for fault in faults] == [severity] * (severity is not None)
     if severity == "warning":
         assert "500 checkpoints of " in str(faults[0]) and "set training.save_total_limit: 1" in str(faults[0])

@@ -37,7 +37,7 @@ from trl_ext.sampling.options import stop_ids_of
 from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.trainer.evaluation import PPOv2Evaluation
-from trl_ext.trainer.loop import PPOLoop
+from trl_ext.trainer.loop import PPOLoop, UpdateBatch
 from trl_ext.trainer.prompts import (
     MOST_TOKENISED,
     Prompt,
@@ -50,11 +50,20 @@ from trl_ext.trainer.prompts import (
 )
 from trl_ext.trainer.resuming import Remembers
 from trl_ext.trainer.reward_sources import RewardSources
-from trl_ext.trainer.sampler import Sampler
 from trl_ext.trainer.scoring import RESERVED, RewardFunction, check_parameters, reward_name
-from trl_ext.trainer.update_batch import UpdateBatch
 
 logger = logging.getLogger(__name__)
+
+
+class Sampler(TokenEngine):
+    """The base class of the engines that a program gives to the trainer, which tells them the policy.
+
+    A subclass defines :meth:`submit`, and may override the hooks. Token ids go in, and token ids come out: what was
+    sampled is what is trained on.
+    """
+
+    def attach(self, learner: Learner, args: Any) -> None:
+        """Hook: get to know the policy and the options, a :class:`trl_ext.PPOv2Config`, before anything is sampled."""
 
 
 class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]  # TRL's create_model_card

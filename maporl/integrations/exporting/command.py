@@ -38,13 +38,14 @@ def export(
     if merge and engine is None:
         raise ConfigError("--merge: goes with --for; without it adapters stay adapters")
     load_libraries()
-    from maporl.runs import export as exporting
+    from maporl.integrations.exporting.plain import export as write_plain
+    from maporl.integrations.exporting.plain import must_be_new
 
     if engine is None:
-        for path in exporting.export(Path(run), folder):
+        for path in write_plain(Path(run), folder):
             echo(str(path))
         return
-    exporting.must_be_new(folder)
+    must_be_new(folder)
     for line in export_for(run, folder, engine, merge):
         echo(line)
 

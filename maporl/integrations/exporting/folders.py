@@ -11,9 +11,9 @@ from transformers.utils import cached_file
 
 from maporl.config import Config
 from maporl.integrations.exporting.models import Model
+from maporl.integrations.exporting.plain import plain_model
 from maporl.integrations.exporting.template import Engine
 from maporl.integrations.vllm.server import held_to
-from maporl.runs.export import plain_model
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.team import Team
 from trl_ext.files.paths import below

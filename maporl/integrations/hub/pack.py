@@ -17,7 +17,7 @@ from maporl.integrations.hub.reach import code_in
 from maporl.integrations.hub.scrub import ADDRESSES, Scrubber, mark
 from maporl.report.page import payload, render
 from maporl.report.read import Run
-from maporl.rewards.likelihood import asks_untrained
+from maporl.rewards.build import asks_untrained
 from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, own_places, weights_of
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")

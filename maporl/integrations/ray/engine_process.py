@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from maporl.engines.transformers import own_weights
 from maporl.integrations.ray.member import GroupSpec
 from maporl.integrations.ray.messages import Packed, sent_parameters, unpack
 from maporl.integrations.ray.team_part import load_part
@@ -24,7 +25,6 @@ from trl_ext.errors import UserError
 from trl_ext.ppo.options import PPOOptions
 from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled
-from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.request import TokenRequest
 
 # -- vLLM --------------------------------------------------------------------------------------------------------------
@@ -159,13 +159,7 @@ class TransformersRows:
 
     def __init__(self, policies: Mapping[str, Policy], options: Any, device: torch.device):
         self._bf16, self._device = options.bf16, device
-        self._engine = OwnWeights(
-            policies,
-            options.local_rollout_forward_batch_size,
-            options.max_tokens_per_generate,
-            options.keep_states,
-            keep_states_gib=options.keep_states_gib,
-        )
+        self._engine = own_weights(policies, options)
 
     def sample(self, rows: Mapping[int, TokenRequest]) -> dict[int, Sampled]:
         """Return the completions of all ``rows`` by number."""

@@ -15,7 +15,7 @@ from trl_ext.models.forward import base_of
 from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
-from trl_ext.trainer.sampler import Sampler
+from trl_ext.trainer.ppov2 import Sampler
 
 
 class VLLMSampler(Sampler):

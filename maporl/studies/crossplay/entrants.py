@@ -14,7 +14,7 @@ from maporl.run import ResolvedRun
 from maporl.storage.run_folder import INITIAL
 from maporl.tasks import Task, build_task
 from maporl.team.saved import check_complete, read_team
-from maporl.validation.check import check
+from maporl.validation.load import check
 from trl_ext.files.paths import below
 
 ALIKE = (

@@ -15,7 +15,7 @@ from maporl.config.schema import AgentSection, RewardSection
 from maporl.errors import RunError
 from maporl.report.read import CROSSPLAY
 from maporl.rewards.base import RewardSource
-from maporl.rewards.likelihood import asks_untrained
+from maporl.rewards.build import asks_untrained
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.run import ResolvedRun

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from maporl.engines.base import Engine
 from maporl.engines.text import reply_of, token_request
-from maporl.engines.transcript import conversations
+from maporl.engines.transcript import written_transcripts
 from maporl.methods.fantom import SentenceEncoder
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
@@ -235,8 +235,8 @@ def test_critics_verifiers_and_supervised_training_read_text_as_text(tokenizers)
     assert control(tokenizer, critic) == control(
         tokenizer, encode_prompt(tokenizer, [{"role": "user", "content": "a"}])
     )
-    [(ids, mask)] = conversations(dialogue, "a", "p", tokenizer, frozenset([tokenizer.eos_token_id]))
-    taught = [i for i, own in zip(ids, mask, strict=True) if own]
+    [written] = written_transcripts(dialogue, "a", "p", tokenizer, frozenset([tokenizer.eos_token_id]))
+    taught = [i for i, own in zip(written.ids, written.sampled_mask, strict=True) if own]
     think = tokenizer.convert_tokens_to_ids("<think>")
     assert control(tokenizer, taught) == [think, tokenizer.eos_token_id], "an agent may learn to say <think>"
 

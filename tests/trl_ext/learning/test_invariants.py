@@ -18,7 +18,7 @@ from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import Draw
 from trl_ext.sampling.sample import generate
-from trl_ext.trainer.sampler import Sampler
+from trl_ext.trainer.ppov2 import Sampler
 
 
 def reward(prompts, completions, completion_ids, **columns):

@@ -85,7 +85,7 @@ ELSEWHERE = {
      "maporl/integrations/ray/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"}, "maporl/report/live.py": {"PageSeat.read"}, "trl_ext/process/interruptions.py": {"leave_soon.leave", "Interruptions._listen"}},
     "is before a run or in a command without one, where Python's own handlers end the process": {"maporl/integrations/ray/ray_cluster.py": {"check_reached", "Cluster.facts"}, "maporl/cli/look.py": {"play", "_typed", "_in_the_terminal"}, "maporl/datasets/search.py": {"Index._stored"}, "maporl/runs/dump.py": {"dump"}, "maporl/sandbox/sandbox.py": {"find_bubblewrap"}, "maporl/verifier/generate.py": {"_claim", "_summarise"}, "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"}},
     "waits for a process that was killed, or that has bounds of its own": {"maporl/serving/running.py": {"Run.end_group", "_has_ended"},
-     "maporl/sandbox/sandbox.py": {"_Worker.run"}, "trl_ext/process/group_watchdog.py": {"_tell"}, "trl_ext/process/servant.py": {"_ended"}},
+     "maporl/sandbox/sandbox.py": {"_Worker.run"}, "maporl/serving/group_watchdog.py": {"_tell"}, "trl_ext/process/servant.py": {"_ended"}},
     "waits for the disk": {"trl_ext/learning/checkpoint.py": {"_SavingLearners.finish"}},
     "waits for a moment only": {"maporl/integrations/ray/ray_folder.py": {"_take"}, "trl_ext/files/stacks.py": {"Listener.close"},
      "trl_ext/process/interruptions.py": {"Interruptions.__exit__"}},

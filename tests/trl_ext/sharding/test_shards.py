@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from tiny_run import config_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
+from maporl.integrations.exporting.plain import export
 from maporl.runs.build import build_trainer
 from maporl.runs.evaluate import evaluate
-from maporl.runs.export import export
 from maporl.storage.run_folder import RunExists
 from trl_ext.files.checkpoints import list_checkpoints
 from trl_ext.files.manifest import CheckpointError

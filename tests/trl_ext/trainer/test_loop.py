@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from trl_ext.ppo.batch import Completion
 from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled
-from trl_ext.trainer.sampler import Sampler
+from trl_ext.trainer.ppov2 import Sampler
 
 # -- a loop of one's own ------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from trl_ext.learning.audit import VoidRun
 from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.sample import sample
-from trl_ext.trainer.sampler import Sampler
+from trl_ext.trainer.ppov2 import Sampler
 
 CUTS = {"whole": {}, "top_k": {"top_k": 3}, "top_p": {"top_p": 0.6}, "both": {"top_p": 0.8, "top_k": 4}}
 RATIOS = {

@@ -9,7 +9,7 @@ from fast_cases import some
 from maporl import Agent, Arithmetic, Baseline, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.advantages import BASELINES
 from maporl.config.schema import AdvantageConfig, RewardSection
-from maporl.rewards.rule import Rule
+from maporl.rewards.rules import Rule
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.copies import is_users, own_copy
 from trl_ext.ppo.losses import OBJECTIVES

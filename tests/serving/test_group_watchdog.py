@@ -9,7 +9,7 @@ from pathlib import Path
 
 KILLED = """
 import os, signal, subprocess
-from trl_ext.process.group_watchdog import forget, watch
+from maporl.serving.group_watchdog import forget, watch
 children = [subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True, stdout=-3, stderr=-3) for _ in range(3)]
 for child in children:
     watch(child.pid)
