@@ -290,9 +290,6 @@ class TestOptions:
         assert "'http://maporl.invalid/mcp' through the proxy http://127.0.0.1:" in str(caught.value)
         assert "correct-horse" not in str(caught.value)
 
-    def test_it_pays_nothing(self):
-        assert not MCPEnvironment(**options()).can_pay(("ann",))
-
     def test_a_missing_package_is_named_with_what_installs_it(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "mcp", None)
         with pytest.raises(ConfigError, match=f"it needs the package mcp .*{re.escape(install_command('mcp'))}"):

@@ -115,17 +115,6 @@ def test_a_completion_that_is_not_whole_is_asked_for_again(fake, reason):
         sampled.result()
 
 
-def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
-    server, _, _ = fake
-    model, tokenizer = tiny()
-    team = Team([Agent("ann", model, tokenizer, engine="vllm")])
-    sections = {"ann": VLLMSection(urls=[f"http://127.0.0.1:{server.server_port}"])}
-    with pytest.raises(
-        VLLMFailure, match=r"trains all its weights, which travel to .* this process has no GPU; give it a LoRA"
-    ):
-        inform(VLLMEngine(team.policies, sections, 1.0, tmp_path))
-
-
 def test_a_server_that_takes_no_whole_weights_is_named_with_the_flags_that_it_needs(fake, tmp_path, tiny, monkeypatch):
     """The package vllm is missing here too, which is said before the server is asked."""
     server, _, _ = fake

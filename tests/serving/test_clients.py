@@ -86,8 +86,6 @@ def check_tokens(dialogue):
 
 def call(name, **arguments):
     """A call as an agent writes it."""
-    import json
-
     return f"<call>{json.dumps({'name': name, 'arguments': arguments})}</call>"
 
 
@@ -284,17 +282,6 @@ def test_the_page_says_what_works_with_a_client(name, modules, tried_clients):
     assert now[:-1] == written[:-1], f"write the page again: make test-clients CLIENTS={name}"
 
 
-def test_the_page_has_a_row_for_each_client(tried_clients):
-    clients, page = tried_clients.clients(), tried_clients.PAGE.read_text()
-    told = tried_clients.rows(page)
-    assert told.keys() == {client.title for client in clients} and len(told) == len(clients)
-    for client in clients:
-        named = dict(zip(tried_clients.HEAD, told[client.title], strict=True))
-        named["structured"] = named.pop("structured output")
-        assert [aspect for aspect in tried_clients.ASPECTS if named[aspect]] == client.aspects
-    assert tried_clients.written(page, told) == page
-
-
 @pytest.fixture(scope="module")
 def around(tmp_path_factory):
     """The Python of an environment around this one, which has the packages that are missing here too."""
@@ -438,27 +425,6 @@ def test_alternatives_that_a_sampler_does_not_know_are_refused_by_name():
     assert dialogue.outcome["answer"] == "5" and len(dialogue.outcome["refused"]) == 1
 
 
-def test_samples_are_choices_of_a_client_in_one_piece_and_in_a_stream():
-    openai = pytest.importorskip("openai")
-
-    def program(question, base_url, api_key):
-        client = openai.OpenAI(base_url=base_url, api_key=api_key)
-        asked = {"model": "ann", "messages": [{"role": "user", "content": question}], "n": 2}
-        whole = client.chat.completions.create(**asked)
-        assert [choice.message.content for choice in whole.choices] == ["4", "5"]
-        assert whole.usage.completion_tokens == 4 and whole.usage.total_tokens == whole.usage.prompt_tokens + 4
-        with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
-            streamed = stream.get_final_completion()
-        assert [(choice.index, choice.message.content) for choice in streamed.choices] == [(0, "6"), (1, "7")]
-        assert streamed.usage.completion_tokens == 4
-        said = {"role": "assistant", "content": "7"}
-        return client.chat.completions.create(**asked | {"messages": [*asked["messages"], said], "n": 1}).id
-
-    dialogue, _ = play(program, {"ann": ["4", "5", "6", "7", "5"]})
-    assert [(u.text, u.after, u.parents) for u in dialogue.utterances][-1] == ("5", 3, (3,))
-    assert (dialogue.outcome["requests"], dialogue.outcome["answered"], dialogue.outcome["calls"]) == (3, 3, 5)
-
-
 def test_who_speaks_in_a_group_chat_is_shown_to_an_agent():
     openai = pytest.importorskip("openai")
 
@@ -549,28 +515,3 @@ def test_responses_of_a_client_go_on_and_name_parents():
     dialogue, _ = play(program, {"ann": ["I add." + call("add", a=1), "It is 2."], "bob": ["2"]})
     said = [(u.agent, u.after, u.tags.get("history"), u.parents) for u in dialogue.utterances]
     assert said == [("ann", None, None, ()), ("ann", 0, "continued", (0,)), ("bob", None, None, (0,))]
-
-
-def test_what_is_refused_is_an_error_of_the_client_that_names_the_field():
-    openai = pytest.importorskip("openai")
-
-    def program(question, base_url, api_key):
-        client = openai.OpenAI(base_url=base_url, api_key=api_key)
-        with pytest.raises(openai.BadRequestError) as error:
-            client.responses.create(model="ann", input=question, previous_response_id="resp_1-0")
-        assert error.value.param == "previous_response_id"
-        with pytest.raises(openai.BadRequestError) as error:
-            client.chat.completions.create(
-                model="ann", messages=[{"role": "user", "content": question}], tool_choice="required"
-            )
-        assert error.value.param == "tool_choice"
-        with pytest.raises(openai.NotFoundError) as error:
-            client.responses.create(model="eve", input=question)
-        assert error.value.code == "model_not_found"
-        client.responses.create(model="ann", input=question)
-        with pytest.raises(openai.RateLimitError):
-            client.responses.create(model="ann", input=question)
-        return "5"
-
-    dialogue, _ = play(program, {"ann": ["5"]}, calls=1)
-    assert len(dialogue.outcome["refused"]) == 4, "no request was sent again"

@@ -35,7 +35,6 @@ from maporl.rewards.scoring import Scorer
 from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.rollout.episode import SpeakerSpec
 from maporl.serving import gateway, running
-from maporl.serving.program import holds
 from maporl.tasks import build_task
 from maporl.training.dialogue_metrics import dialogue_metrics
 from maporl.types import Ask, Example, Stop, why_nobody
@@ -405,13 +404,14 @@ def test_the_children_of_a_command_end_with_it(tmp_path, ending):
         "ask('ann', 'hi')",
         ending,
     ]
-    with pytest.warns(UserWarning, match="did not end within 2 seconds") if "sleep" in ending else nothing():
+    with (
+        pytest.warns(UserWarning, match="did not end within 2 seconds")
+        if "sleep" in ending
+        else contextlib.nullcontext()
+    ):
         [dialogue] = play(None, command=command_of(tmp_path, *lines), seconds=2)
     assert len(dialogue.utterances) == 1
-    until = time.monotonic() + 5
-    while not gone(int(child.read_text())) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert gone(int(child.read_text()))
+    assert until(lambda left: time.sleep(0.01) or gone(int(child.read_text())), 5)
 
 
 def test_a_command_that_was_waited_for_is_not_killed_by_its_number(tmp_path, monkeypatch):
@@ -452,14 +452,6 @@ def test_functions_that_never_return_end_the_run_before_threads_run_out(monkeypa
                 driver.play([EXAMPLE])
     finally:
         hold.set()
-
-
-class nothing:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
 
 
 def raises(base_url):
@@ -719,16 +711,6 @@ def test_an_address_serves_its_own_dialogue_and_no_other():
         assert status == 410 and answer["error"]["code"] == "dialogue_over"
 
 
-def test_calls_are_limited():
-    def program(base_url):
-        ask(base_url, "ann", [user("1")])
-        return post(base_url, "chat/completions", {"model": "ann", "messages": [user("2")]})[1]["error"]["message"]
-
-    [dialogue] = play(program, calls=1)
-    assert dialogue.outcome["answer"].startswith("this dialogue has had 1 of 1 calls (protocol.calls), and 1 more")
-    assert len(dialogue.utterances) == 1
-
-
 def test_few_programs_run_at_once():
     running, most = [], []
 
@@ -815,10 +797,6 @@ def test_dialogues_of_programs_are_not_forked():
 def test_options_that_cannot_be(options, says):
     with pytest.raises(ValueError, match=says):
         Program(**options)
-
-
-def test_whole_words_are_held():
-    assert holds("The others say: =kr", "=kr") and holds("a\nb", "b\n") and not holds("14", "4") and not holds("4", "")
 
 
 def test_a_play_that_is_given_up_ends_its_program(tmp_path):

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 from types import MethodType, SimpleNamespace
 
 import processes
@@ -337,13 +336,6 @@ def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(background, tmp_p
     assert whole and newest_whole(whole) == whole[-1] and not list(folder.glob(".partial-*"))
 
 
-@pytest.mark.slow
-def test_checkpoints_beyond_the_limit_are_removed(tmp_path):
-    folder = tmp_path / "run"
-    run.train(config_of(folder, updates=4, save_total_limit=3), resume=False, quiet=True)
-    assert sorted(p.name for p in Path(folder).glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
-
-
 def begin_killed(tmp_path, config, number, *options):
     """Start a run that is killed just before its ``number``-th change to its folder; whether it was killed."""
     file = tmp_path / "config.yaml"
@@ -466,14 +458,6 @@ def fails_and_goes_on(tmp_path, calm, updates, number, code):
     run.train(config, resume=begun, quiet=True)
     assert_same_end(end_of(folder, updates), calm)
     return True
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("code, number", [(errno.ENOSPC, 9), (errno.EROFS, 22)])
-def test_a_disk_that_fails_costs_no_finished_work(tmp_path, code, number):
-    """Full, or read-only from some moment on."""
-    run.train(config_of(tmp_path / "calm", 2, {"warm_start": {"steps": 0}}), resume=False, quiet=True)
-    assert fails_and_goes_on(tmp_path, end_of(tmp_path / "calm", 2), 2, number, code)
 
 
 @pytest.mark.slow

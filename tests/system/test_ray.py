@@ -48,17 +48,6 @@ def listening(pids):
 
 
 @pytest.mark.slow
-def test_a_short_run_in_one_group_is_a_local_one_to_the_bit(tmp_path):
-    """The shortest run that goes through all of it: a group that trains and one process that samples, for one
-    update."""
-    groups = {"team": {"policies": ["ann", "bob"]}}
-    short = {"evaluation": {"questions": 0}}
-    for name, more in (("local", {}), ("ray", {"cluster": {"backend": "ray", "groups": groups}})):
-        run.train(config_of(tmp_path / name, 1, short | more), resume=False, quiet=True)
-    assert_equal(end_of(tmp_path / "ray", 1), end_of(tmp_path / "local", 1))
-
-
-@pytest.mark.slow
 def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_killed(local, tmp_path, monkeypatch):
     """SIGKILL of an engine and of a process that trains, after the first update. Then nothing is left running."""
     psutil = pytest.importorskip("psutil")

@@ -6,7 +6,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -73,14 +72,6 @@ def test_samples_arrive_as_they_were(seed):
     assert (one.critic is None) == (other.critic is None)
     if one.critic is not None:
         assert one.critic.input_ids.tolist() == other.critic.input_ids.tolist()
-
-
-def test_a_sample_takes_few_bytes():
-    """Section 6 of the design: 12 kB for a conversation of 1,836 tokens with two turns of 512."""
-    first = Completion([1] * 300, [2] * 512, True, "turn 1", sampled_logprobs=[-1.0] * 512)
-    second = Completion([1] * 1324, [2] * 512, True, "turn 2", sampled_logprobs=[-1.0] * 512)
-    packed = Samples.of([first, second])
-    assert packed.ids.nbytes + packed.logprobs.nbytes == 4 * (812 + 1836) + 4 * 1024
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -420,6 +411,13 @@ def cluster(**groups):
             "'ann' and 'bob' share a central critic, and are in 'a' and 'b'; put them into one group",
         ),
         (
+            {
+                "cluster": cluster(a=["ann"], b=["bob"]),
+                "agents": {"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}},
+            },
+            "'ann' and 'bob' are adapters of one base, and are in 'a' and 'b'",
+        ),
+        (
             {"cluster": {"groups": {"a": {"policies": ["ann", "bob"]}}}},
             "cluster.groups: backend is local, which has none; set cluster.backend: ray",
         ),
@@ -489,12 +487,6 @@ def test_a_cluster_without_a_token_is_not_joined(monkeypatch):
         Cluster("10.0.0.1:6379")
 
 
-def test_adapters_of_one_base_belong_to_one_group():
-    lora = {"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}}
-    with pytest.raises(ConfigError, match="'ann' and 'bob' are adapters of one base, and are in 'a' and 'b'"):
-        check_cluster(ResolvedRun(config_of(lora, cluster=cluster(a=["ann"], b=["bob"]))))
-
-
 def test_a_launcher_of_several_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
@@ -502,8 +494,3 @@ def test_a_launcher_of_several_processes_is_refused(monkeypatch):
     ):
         check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"})))
     assert check_cluster(ResolvedRun(config_of())) == []
-
-
-def test_numpy_arrays_are_flat():
-    packed = Samples.of([])
-    assert packed.completions() == [] and packed.ids.dtype == np.int32

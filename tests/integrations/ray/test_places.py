@@ -3,14 +3,12 @@ turns."""
 
 import itertools
 import random
-import re
 import threading
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from fake_groups import (
     Engine,
     Learner,
@@ -22,7 +20,6 @@ from fake_groups import (
     row,
     spec,
 )
-from folders import ROOT
 from thread_cluster import check_cluster
 
 from maporl.errors import ConfigError
@@ -217,26 +214,6 @@ def test_turns_need_fewer_places():
     assert check_cluster(
         ResolvedRun(config_of({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, cluster={"backend": "ray", **turns}))
     ) == ["group a: ann, bob; 1 to train (replicated), 1 to sample, in turns"]
-
-
-def test_the_example_of_the_documentation_is_a_plan():
-    page = (ROOT / "docs/cluster.md").read_text()
-    block = next(own for own in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "pools:" in own)
-    config = config_of({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, **yaml.safe_load(block))
-    assert check_cluster(ResolvedRun(config)) == [
-        "group ann: ann; 16 to train (fsdp2), 4 to sample",
-        "group bob: bob; 8 to train (fsdp2), 4 to sample",
-    ]
-    found = plan_of(groups_of(config), trained_policies(config))
-    assert [block for block in found.blocks if block.pool == "fast"] == [
-        Block("ann to train", 16, "fast"),
-        Block("bob to train", 8, "fast", one=True),
-    ]
-    fast, cheap = frozenset({"accelerator_type:H100"}), frozenset({"cheap"})
-    machines = [Machine(str(n), f"10.0.0.{n}", 8, fast if n < 3 else cheap) for n in range(4)]
-    laid = lay(found.blocks, config.cluster.pools, machines)
-    assert laid is not None and sorted(laid[0]) == ["1"] * 8 + ["2"] * 8 and laid[5] == ["0"] * 8
-    assert {machine for n, own in enumerate(laid) if n not in (0, 5) for machine in own} == {"3"}
 
 
 def test_what_processes_are_placed_on():
