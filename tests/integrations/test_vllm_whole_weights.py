@@ -195,10 +195,7 @@ def test_the_cache_is_dropped_when_the_last_request_has_ended(stage, monkeypatch
 
 @pytest.mark.parametrize(
     "installed, message",
-    [
-        (None, r"vLLM is not installed$"),
-        ("0.20.0", r"vLLM 0\.20\.0 is installed, and 0\.27\.1 and 0\.33\.0 have it$"),
-    ],
+    [(None, r"vLLM is not installed$"), ("0.20.0", r"vLLM 0\.20\.0 is installed, and 0\.27\.1 and 0\.33\.0 have it$")],
 )
 def test_what_is_missing_of_vllm_here_is_named(stage, monkeypatch, installed, message):
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.nccl_common", None)

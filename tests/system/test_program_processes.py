@@ -70,13 +70,7 @@ def assert_close(end, other):
     for name, tensors in expected.items():
         for key, value in tensors.items():
             torch.testing.assert_close(weights[name][key], value, atol=1e-4, rtol=0)
-    for key in (
-        "ann/objective/scores",
-        "ann/grad_norm",
-        "ann/continued_share",
-        "program/failed",
-        "accuracy/turn_1",
-    ):
+    for key in ("ann/objective/scores", "ann/grad_norm", "ann/continued_share", "program/failed", "accuracy/turn_1"):
         found, wanted = ([record[key] for record in part if key in record] for part in (records, calm))
         assert found and found == pytest.approx(wanted, abs=2e-4), key
 

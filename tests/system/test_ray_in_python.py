@@ -14,15 +14,7 @@ from peft import LoraConfig, get_peft_model
 from thread_cluster import assert_equal
 from tiny_run import config_of, end_of
 
-from maporl import (
-    Agent,
-    ClusterSection,
-    GroupSection,
-    LearnerPlaces,
-    MultiAgentPPOTrainer,
-    RayBackend,
-    Team,
-)
+from maporl import Agent, ClusterSection, GroupSection, LearnerPlaces, MultiAgentPPOTrainer, RayBackend, Team
 from maporl.errors import ConfigError
 from maporl.integrations.ray.group import GroupFailed
 from maporl.runs.build import build_trainer
