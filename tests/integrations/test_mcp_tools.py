@@ -118,14 +118,6 @@ class TestOfACommand:
         time.sleep(1.1)
         assert call(box, "price", fruit="pear").text == "1 pear cost 3"
 
-    @pytest.mark.slow
-    def test_only_some_tools(self):
-        box = MCPTools(**options(only=["buy", "price"]))
-        box.close()
-        assert [tool.name for tool in box.tools()] == ["price", "buy"]
-        with pytest.raises(ConfigError, match=r"only: the MCP server .* has no tool 'prize'; it has price, buy, lines"):
-            MCPTools(**options(only=["prize"]))
-
 
 class TestAServerThatDies:
     def test_it_is_told_and_started_again_before_the_next_update(self, box):

@@ -112,11 +112,6 @@ def test_an_environment_is_not_lost_by_a_refused_answer():
         own.close()
 
 
-def test_a_server_that_answers_is_left_alone_between_updates(box, say):
-    box.renew()
-    assert say("files_count_2").text == "3"
-
-
 def test_an_agent_may_name_a_tool_as_the_server_does(box):
     tools = {tool.name: tool for tool in box.tools()}
     world = World(tools, {}, [], groups={"shop": list(tools)})

@@ -259,16 +259,8 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
     engine = VLLMEngine(policies, dict.fromkeys(policies, section), 0.8, tmp_path / "adapters")
     task = Arithmetic(operation="times", largest=9, template="What is {a}*{b}? Answer with just the number.")
     odd = {"label": lambda dialogues, task: [[float(len(u.text) % 2) for u in d.utterances] for d in dialogues]}
-    trainer = MultiAgentPPOTrainer(
-        args,
-        team,
-        task,
-        Debate(turns=2),
-        None,
-        RewardSection(),
-        sources=odd,
-        engines={"vllm": TextEngine(policies, engine, 24)},
-    )
+    own = {"sources": odd, "engines": {"vllm": TextEngine(policies, engine, 24)}}
+    trainer = MultiAgentPPOTrainer(args, team, task, Debate(turns=2), None, RewardSection(), **own)
     trainer.train()
     records = trainer.run.read_metrics()
     assert len(records) == 3

@@ -94,24 +94,6 @@ def test_groups_that_take_turns_are_on_the_same_devices():
     assert [found.sharers(device) for device in devices] == [4, 2, 1]
 
 
-@pytest.mark.parametrize(
-    "blocks, machines, expected",
-    [
-        ([Block("x", 2, one=True), Block("y", 4, one=True)], [4, 2], [["1", "1"], ["0"] * 4]),
-        ([Block("x", 3)], [2, 2], [["0", "0", "1"]]),
-        ([Block("x", 3, one=True)], [2, 2], None),
-        ([Block("x", 3, one=True), Block("y", 1, "fast"), Block("z", 1)], [3, 2], [["0"] * 3, ["1"], ["1"]]),
-        ([Block("x", 1, "fast"), Block("y", 1, "cheap"), Block("z", 1)], [2, 1], [["1"], ["0"], ["0"]]),
-        ([Block("x", 1, "fast"), Block("y", 1, "fast")], [2, 1], None),
-    ],
-)
-def test_blocks_are_laid_over_machines(blocks, machines, expected):
-    """The first machine is cheap, and the second has H100s."""
-    kinds = [frozenset({"cheap"}), frozenset({"accelerator_type:H100"})]
-    table = [Machine(str(n), f"10.0.0.{n}", free, kinds[n]) for n, free in enumerate(machines)]
-    assert lay(blocks, POOLS, table) == expected
-
-
 @pytest.mark.parametrize("seed", range(50))
 def test_what_is_laid_fits_and_what_is_not_laid_cannot_be(seed):
     rng = random.Random(seed)
