@@ -153,9 +153,7 @@ class TestAServerThatDies:
 
     @pytest.mark.slow
     def test_one_that_does_not_start_is_told_with_its_last_words(self):
-        with pytest.raises(
-            ServerGone, match=r"mcp_test_server.py --broken' does not start: .*; it wrote: no database here"
-        ):
+        with pytest.raises(ServerGone, match=r"--broken' does not start: .*; it wrote: no database here"):
             MCPTools(**options("--broken"))
         with pytest.raises(ServerGone, match=r"--silent' does not start: no answer within 0.5 s"):
             MCPTools(**options("--silent", start_seconds=0.5))

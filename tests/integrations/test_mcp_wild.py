@@ -125,9 +125,7 @@ def test_only_names_tools_as_the_server_does_or_as_models_do():
     box = MCPTools(command=[sys.executable, SERVER, "bad"], only=["files.count", "_2nd_look"])
     box.close()
     assert [tool.name for tool in box.tools()] == ["files_count_2", "_2nd_look"]
-    with pytest.raises(
-        ConfigError, match=r"only: the MCP server .* has no tool 'count'; it has files\.count, .* and 1177 more$"
-    ):
+    with pytest.raises(ConfigError, match=r"only: .* has no tool 'count'; it has files\.count, .* and 1177 more$"):
         MCPTools(command=[sys.executable, SERVER, "bad"], only=["count"])
 
 

@@ -338,7 +338,5 @@ def test_weights_that_do_not_fit_are_not_loaded(run, monkeypatch):
     config = load_team_config([str(run[0])], None, None, None)[0]
     server.check_memory(config, "cpu")
     monkeypatch.setattr(server, "main_bytes", lambda: 10_000)
-    with pytest.raises(
-        ConfigError, match=r"the weights need 0\.0 GiB, and main memory has 0\.0; give --dtype bfloat16"
-    ):
+    with pytest.raises(ConfigError, match=r"0\.0 GiB, and main memory has 0\.0; give --dtype bfloat16"):
         server.check_memory(config, "cpu")

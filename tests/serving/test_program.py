@@ -483,9 +483,7 @@ def test_a_failure_may_drop_the_dialogue_or_stop_the_run():
         [dialogue] = play(raises, on_failure="drop")
     assert dialogue.lost == ("program",) and dialogue.outcome["failure"].endswith("ValueError: no such city")
     assert dialogue_metrics([], World(), (), [dialogue])["program/failed"] == 1.0
-    with pytest.raises(
-        ConfigError, match=r"(?s)protocol program: .*set protocol.on_failure: zero or drop.*no such city"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)set protocol.on_failure: zero or drop.*no such city"):
         play(raises, on_failure="stop")
 
 

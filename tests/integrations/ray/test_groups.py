@@ -350,9 +350,7 @@ def test_a_process_that_does_not_answer_is_named_with_the_stacks_of_all(tmp_path
 
 def test_a_group_that_dies_too_often_ends_the_run(tmp_path):
     group, _ = learners_of(tmp_path, deaths=range(1, 100), group_restarts=2)
-    with pytest.raises(
-        GroupFailed, match=r"group 'ann': .*started again 2 times .*group_restarts.*has no checkpoint yet"
-    ):
+    with pytest.raises(GroupFailed, match=r"'ann': .*started again 2 times .*group_restarts.*no checkpoint yet"):
         updates(group, [1])
     without, _ = learners_of(tmp_path, deaths=(2,), snapshots=False)
     with pytest.raises(GroupFailed, match="started again 0 times"):
@@ -465,9 +463,7 @@ def test_ray_that_is_missing_or_old_is_named_before_anything_is_loaded(monkeypat
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", missing)
-    with pytest.raises(
-        ConfigError, match=r"cluster\.backend: ray needs the package ray; install it with: pip install .*ray"
-    ):
+    with pytest.raises(ConfigError, match=r"cluster\.backend: ray needs the package ray; .* pip install .*ray"):
         check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"})))
     monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", lambda name: "2.41.0")
     with pytest.raises(ConfigError, match=r"needs Ray 2\.59 or newer, got 2\.41\.0; update it"):
@@ -481,16 +477,12 @@ def test_ray_that_is_missing_or_old_is_named_before_anything_is_loaded(monkeypat
 
 def test_a_cluster_without_a_token_is_not_joined(monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"cluster\.address: a cluster without a token lets everybody .*RAY_AUTH_MODE=token"
-    ):
+    with pytest.raises(ConfigError, match=r"cluster\.address: a cluster without a token .*RAY_AUTH_MODE=token"):
         Cluster("10.0.0.1:6379")
 
 
 def test_a_launcher_of_several_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        ConfigError, match="starts its processes itself, and the launcher has started several; start with: maporl"
-    ):
+    with pytest.raises(ConfigError, match="the launcher has started several; start with: maporl"):
         check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"})))
     assert check_cluster(ResolvedRun(config_of())) == []

@@ -202,9 +202,7 @@ def test_what_processes_are_placed_on():
     assert kind_of("auto", False, {"GPU": 2.0}) == GPU
     assert kind_of("auto", True, {"GPU": 2.0}) == kind_of("auto", False, {"CPU": 2.0}) == CPU
     assert kind_of(CountedPlaces(cpu=2), False, {"GPU": 2.0, "maporl_place": 3.0}) == PLACE
-    with pytest.raises(
-        ConfigError, match=r"expected 2 places on CPUs, and Ray has 1; start its machines with: ray start"
-    ):
+    with pytest.raises(ConfigError, match=r"expected 2 places on CPUs, and Ray has 1; .*: ray start"):
         kind_of(CountedPlaces(cpu=2), False, {"maporl_place": 1.0})
 
 
@@ -272,9 +270,7 @@ def test_devices_that_others_use_are_named(monkeypatch):
     monkeypatch.setattr(ray_places.time, "sleep", lambda seconds: None)
     ray = MadeUpRay(one=2)
     ray.groups.append(SimpleNamespace(machines=["one"]))
-    with pytest.raises(
-        ConfigError, match=r"asked for ann to train 2; free: host \(node one\): 1; wait until others have ended"
-    ):
+    with pytest.raises(ConfigError, match=r"ann to train 2; free: host \(node one\): 1; wait until others"):
         Places(ray, Plan([Block("ann to train", 2)]), {}, GPU).take()
 
 
@@ -393,9 +389,7 @@ def test_a_pool_goes_on_with_fewer_processes_if_a_place_is_lost(tmp_path, caplog
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2/MANIFEST.json").write_text("{}")
     started[1].end()
-    with pytest.raises(
-        GroupFailed, match=r"group 'ann': no machine has free devices for it; resume from .*checkpoint-2"
-    ):
+    with pytest.raises(GroupFailed, match=r"'ann': no machine has free devices.*; resume from .*checkpoint-2"):
         pool.ask([row(0)])[0].result(timeout=20)
     assert "it goes on with 1 engines of 2" in caplog.text
     with pytest.raises(GroupFailed, match="no machine has free devices"):
@@ -406,7 +400,7 @@ def test_a_group_whose_place_is_lost_ends_the_run_with_the_newest_checkpoint(tmp
     group, _ = learners_of(tmp_path, deaths=(1,), places=2)
     group.annotate([("a",), ("b",)])
     with pytest.raises(
-        GroupFailed, match=r"'ann': no machine has free devices for it.*has no checkpoint yet \(training\.save_steps\)"
+        GroupFailed, match=r"'ann': no machine has free devices .*checkpoint yet \(training\.save_steps\)"
     ):
         group.update([(1,), (1,)])
     with pytest.raises(GroupFailed, match="its processes have ended"):
