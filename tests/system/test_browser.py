@@ -8,7 +8,8 @@ import time
 from itertools import pairwise
 
 import pytest
-from written_runs import AFTER, HOSTILE, RIGHT, WRONG, debate, write_run
+from crossplay_runs import TWO, played
+from written_runs import AFTER, HOSTILE, LEARNS, RIGHT, SAMPLES, WRONG, debate, of_group, run_with, write_run
 
 from maporl.report.live import LivePage, PageSeat
 from maporl.report.page import write_report
@@ -94,12 +95,32 @@ def test_names_that_are_written_from_right_to_left_stand_apart_from_what_is_arou
     dialogue = debate("q", (RIGHT, RIGHT), (RIGHT, RIGHT))
     for u in dialogue.utterances:
         u.agent, u.role = name, "\u202e" + name
-    open_page(
-        browser, f"file://{write_report([write_run(tmp_path / 'run', dialogues=[dialogue], before=None, after=None)])}"
-    )
+    folder = write_run(tmp_path / "run", dialogues=[dialogue], before=None, after=None)
+    open_page(browser, f"file://{write_report([folder])}")
     names = browser.find_elements(By.CSS_SELECTOR, "h4 bdi")
     assert {n.text for n in names} == {name, f"\u27e6U+202E\u27e7{name}"}
     assert {n.value_of_css_property("unicode-bidi") for n in names} == {"isolate"}
+    no_complaints(browser)
+
+
+def test_cross_play_and_groups_are_drawn(browser, tmp_path):
+    run = run_with(tmp_path / "run", [of_group("ann", 10.0, LEARNS, SAMPLES)] * 4)
+    (run.folder / "crossplay.json").write_text(json.dumps(played(TWO).to_json()))
+    open_page(browser, f"file://{write_report([run.folder])}")
+    cells = browser.find_elements(By.XPATH, "//details[starts-with(summary, 'Cross-play')]//td")
+    marked = [cell.value_of_css_property("outline-style") for cell in cells]
+    assert marked == ["solid", "none", "none", "solid"], "the diagonal"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#groups .work")) == 2
+    no_complaints(browser)
+
+
+def test_runs_are_compared_side_by_side(browser, tmp_path):
+    one, two = write_run(tmp_path / "one", dialogues=[traced("t")]), write_run(tmp_path / "two", task={"name": "gsm8k"})
+    open_page(browser, f"file://{write_report([one, two], tmp_path / 'both.html')}")
+    text = browser.find_element(By.TAG_NAME, "main").text
+    assert "Side by side" in text and "cannot be compared" in text and count(browser) == 41
+    Select(browser.find_elements(By.CSS_SELECTOR, "select")[1]).select_by_visible_text("two")
+    assert count(browser) == 20
     no_complaints(browser)
 
 
