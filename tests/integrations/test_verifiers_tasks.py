@@ -102,12 +102,7 @@ def values(folder, use="vf_sums:Sums", **changes):
         "reward": {"sources": {"verifiers": 1.0}},
         "protocol": {"name": "debate", "turns": 1, "opening": "{question}"},
         "ppo": {"response_length": 6},
-        "training": {
-            "per_device_train_batch_size": 2,
-            "gradient_accumulation_steps": 1,
-            "use_cpu": True,
-            "save_steps": 0,
-        },
+        "training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "use_cpu": True},
         "evaluation": {"questions": 1},
         "updates": 1,
         "pythonpath": [str(folder)],

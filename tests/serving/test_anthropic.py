@@ -1,7 +1,6 @@
 """Anthropic's messages: requests as they are read, replies as they are written, and the real client of the ``anthropic``
 package against the real server."""
 
-import json
 import re
 import sys
 
@@ -13,7 +12,7 @@ from test_clients import call, play
 
 from maporl.decoding import Sampling
 from maporl.guard import Limits
-from maporl.serving.anthropic import error, events, message, read_message
+from maporl.serving.anthropic import error, message, read_message
 from maporl.serving.wire import ChatRequest, Refused, read_chat
 from maporl.types import Call, Stop, Utterance
 
@@ -63,8 +62,22 @@ def test_fields_without_effect_are_left_out():
     assert read(tools=[{**TOOL, "strict": True}]).strict == ("add",)
 
 
-def called(arguments):
-    return {"id": "call_3_0", "type": "function", "function": {"name": "add", "arguments": arguments}}
+def called(arguments, name="call_3_0"):
+    return {"id": name, "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+def calls(words, *written):
+    return {"role": "assistant", "content": words, "tool_calls": list(written)}
+
+
+def result(content, name="call_3_0"):
+    return {"role": "tool", "tool_call_id": name, "content": content}
+
+
+OTHER_USE = {**USE, "id": "x", "input": {"a": "é"}}
+OTHER_CALL = called('{"a": "é"}', "x")
+OTHER_RESULT = {**RESULT, "tool_use_id": "x", "is_error": True}
+EMPTY_RESULT = {"type": "tool_result", "tool_use_id": "call_3_0"}
 
 
 @pytest.mark.parametrize(
@@ -89,46 +102,15 @@ def called(arguments):
         ],
         (
             {"messages": [user("1+1?"), said([text("So:"), USE]), user([RESULT])], "tools": [TOOL]},
-            {
-                "messages": [
-                    user("1+1?"),
-                    {"role": "assistant", "content": "So:", "tool_calls": [called('{"a": 1}')]},
-                    {"role": "tool", "tool_call_id": "call_3_0", "content": "2"},
-                ],
-                "tools": [OPENAIS],
-            },
+            {"messages": [user("1+1?"), calls("So:", called('{"a": 1}')), result("2")], "tools": [OPENAIS]},
         ),
         (
             {"messages": [user("1+1?"), said([USE]), user([{**RESULT, "content": [text("2")]}, text("Is"), text("it?")])]},
-            {
-                "messages": [
-                    user("1+1?"),
-                    {"role": "assistant", "content": None, "tool_calls": [called('{"a":1}')]},
-                    {"role": "tool", "tool_call_id": "call_3_0", "content": [text("2")]},
-                    user("Isit?"),
-                ],
-            },
+            {"messages": [user("1+1?"), calls(None, called('{"a":1}')), result([text("2")]), user("Isit?")]},
         ),
         (
-            {
-                "messages": [
-                    user("?"),
-                    said([USE, {**USE, "id": "x", "input": {"a": "é"}}]),
-                    user([{**RESULT, "tool_use_id": "x", "is_error": True}, {"type": "tool_result", "tool_use_id": "call_3_0"}]),
-                ]
-            },
-            {
-                "messages": [
-                    user("?"),
-                    {
-                        "role": "assistant",
-                        "content": "",
-                        "tool_calls": [called('{"a": 1}'), {**called('{"a": "é"}'), "id": "x"}],
-                    },
-                    {"role": "tool", "tool_call_id": "x", "content": "2"},
-                    {"role": "tool", "tool_call_id": "call_3_0", "content": ""},
-                ]
-            },
+            {"messages": [user("?"), said([USE, OTHER_USE]), user([OTHER_RESULT, EMPTY_RESULT])]},
+            {"messages": [user("?"), calls("", called('{"a": 1}'), OTHER_CALL), result("2", "x"), result("")]},
         ),
         ({"tools": [TOOL], "tool_choice": {"type": "auto"}}, {"tools": [OPENAIS]}),
         ({"tools": [TOOL], "tool_choice": {"type": "none"}}, {"tools": [OPENAIS], "tool_choice": "none"}),
@@ -258,23 +240,6 @@ def test_a_reply_is_a_message():
 def test_a_reply_says_why_it_ended(spoken, fields, reason, sequence):
     reply = message(spoken, read(**fields), "", 0)
     assert (reply["stop_reason"], reply["stop_sequence"]) == (reason, sequence)
-
-
-def test_calls_are_blocks_after_the_text():
-    assert message(CALLING, read(tools=[TOOL]), "", 0)["content"] == [text("I add."), USE]
-    only = utterance('<call>{"name": "add"}</call>', calls=[Call("3.0", "add", {})])
-    assert message(only, read(tools=[TOOL]), "", 0)["content"] == [{**USE, "input": {}}]
-
-
-def test_a_stream_has_the_reply_in_events():
-    sent = list(events(CALLING, read(tools=[TOOL], stream=True), "msg_1-3", 12))
-    block = ["content_block_start", "content_block_delta", "content_block_stop"]
-    assert [event["type"] for event in sent] == ["message_start", *block, *block, "message_delta", "message_stop"]
-    assert sent[0]["message"]["content"] == [] and sent[0]["message"]["usage"]["output_tokens"] == 0
-    assert sent[1]["content_block"] == text("") and sent[2]["delta"] == {"type": "text_delta", "text": "I add."}
-    assert sent[4]["content_block"] == {**USE, "input": {}} and json.loads(sent[5]["delta"]["partial_json"]) == {"a": 1}
-    assert sent[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    assert sent[-2]["usage"]["output_tokens"] == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,16 @@ sys.path.append(str(ROOT / "benchmarks/clients"))
 from table import install
 
 HOME = Path(os.environ.get("CLIENT_ENVIRONMENTS", ROOT / ".venv-clients"))
+
+
+def asks_by(tool, *ignored):
+    """A solver that asks the checker, its sub-agent, by a call of ``tool``."""
+    asked = {"description": "a sum", "prompt": "1200+34=1234?", "subagent_type": "checker"}
+    asks = f"I ask.<call>{json.dumps({'name': tool, 'arguments': asked})}</call>"
+    talk = [("solver", None, ()), ("checker", None, (0,)), ("solver", 0, (0, 1))]
+    return {"solver": [asks, "1234"], "checker": ["It is."]}, talk, ignored
+
+
 CASES = {
     "mini_swe_agent": (
         {
@@ -30,30 +40,8 @@ CASES = {
         [("solver", None, ()), ("checker", None, (0,))],
         ("temperature",),
     ),
-    "opencode": (
-        {
-            "solver": [
-                'I ask.<call>{"name": "task", "arguments": {"description": "a sum", "prompt": "1200+34=1234?", '
-                '"subagent_type": "checker"}}</call>',
-                "1234",
-            ],
-            "checker": ["It is."],
-        },
-        [("solver", None, ()), ("checker", None, (0,)), ("solver", 0, (0, 1))],
-        (),
-    ),
-    "claude_code": (
-        {
-            "solver": [
-                'I ask.<call>{"name": "Agent", "arguments": {"description": "a sum", "prompt": "1200+34=1234?", '
-                '"subagent_type": "checker"}}</call>',
-                "1234",
-            ],
-            "checker": ["It is."],
-        },
-        [("solver", None, ()), ("checker", None, (0,)), ("solver", 0, (0, 1))],
-        ("thinking", "context_management", "output_config"),
-    ),
+    "opencode": asks_by("task"),
+    "claude_code": asks_by("Agent", "thinking", "context_management", "output_config"),
     "codex": (
         {"solver": ['I add.<call>{"name": "exec_command", "arguments": {"cmd": "expr 1200 + 34"}}</call>', "1234"]},
         [("solver", None, ()), ("solver", 0, (0,))],

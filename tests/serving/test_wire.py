@@ -256,11 +256,6 @@ def test_a_stop_string_of_the_request_is_left_out_of_the_reply_as_openai_does():
     assert said(utterance("so END", Stop.EOS), request)["content"] == "so END"
 
 
-def test_a_stream_has_the_reply_in_pieces():
-    call = Call("3.0", "add", {})
-    pieces = list(chunks(utterance('<call>{"name": "add"}</call>', calls=[call]), read(stream=True), "x", 0))
-    deltas = [piece["choices"][0]["delta"] for piece in pieces]
-    assert deltas[0] == {"role": "assistant", "content": None} and deltas[-1] == {}
-    assert deltas[1]["tool_calls"][0]["index"] == 0 and deltas[1]["tool_calls"][0]["function"]["name"] == "add"
+def test_the_last_piece_of_a_stream_has_the_numbers_of_tokens_for_who_asks_for_them():
     with_usage = list(chunks(utterance("hi"), read(stream=True, stream_options={"include_usage": True}), "x", 0))
     assert with_usage[-1]["usage"]["total_tokens"] == 3

@@ -140,18 +140,12 @@ def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
 def test_past_opponents_speak_with_whole_weights(tmp_path, name):
     """A snapshot of weights that are distributed over processes would hold this process's part only."""
     skip_unless_here(name)
-    options = {
-        "pool": {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0},
-        # the untrained weights that restate answers are the references, which are distributed too
-        "args": {
-            "total_episodes": 16,
-            "eval_questions": 2,
-            "use_cpu": not name.startswith("Zero"),
-            "restate": "base_model",
-        },
-    }
-    one, _ = trained(tmp_path / "one", 1, **{**options, "args": {**options["args"], "use_cpu": True}})
-    two, _ = trained(tmp_path / "two", 2, STRATEGIES[name], **options)
+    pool = {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0}
+    # the untrained weights that restate answers are the references, which are distributed too
+    args = {"total_episodes": 16, "eval_questions": 2, "restate": "base_model"}
+    one, _ = trained(tmp_path / "one", 1, pool=pool, args=args | {"use_cpu": True})
+    args["use_cpu"] = not name.startswith("Zero")
+    two, _ = trained(tmp_path / "two", 2, STRATEGIES[name], pool=pool, args=args)
     restated = []
     for part in ("one", "two"):
         said = [json.loads(line) for line in (tmp_path / part / "run/dialogues.jsonl").read_text().splitlines()]

@@ -398,64 +398,52 @@ def cluster(**groups):
     return {"backend": "ray", "groups": {name: {"policies": names} for name, names in groups.items()}}
 
 
+def vllm(**options):
+    return {"model": "m", "engine": "vllm", "vllm": options}
+
+
+RAY = {"backend": "ray"}
+SLEEP = {"cluster": RAY | {"groups": {"a": {"policies": ["ann"], "sharing": "sleep"}}}}
+APART = {"cluster": cluster(a=["ann"], b=["bob"])}
+LORA = {"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}}
+AHEAD = {"training": {"async_depth": 1}, "ppo": {"engine_tis_cap": 2.0}}
+
+
 @pytest.mark.parametrize(
-    "sections, message",
+    ("agents", "sections", "message"),
     [
-        ({"cluster": cluster(a=["ann"])}, "policy 'bob' is in no group; add it to one"),
-        ({"cluster": cluster(a=["ann", "bob"], b=["bob"])}, "policy 'bob' is in 'a' and in 'b'; leave it in one"),
-        ({"cluster": cluster(a=["ann", "bob", "dan"])}, "no policy 'dan'; the policies are ann, bob"),
+        (None, {"cluster": cluster(a=["ann"])}, "policy 'bob' is in no group; add it to one"),
+        (None, {"cluster": cluster(a=["ann", "bob"], b=["bob"])}, "policy 'bob' is in 'a' and in 'b'; leave it in one"),
+        (None, {"cluster": cluster(a=["ann", "bob", "dan"])}, "no policy 'dan'; the policies are ann, bob"),
         (
-            {"cluster": cluster(a=["ann"], b=["bob"]), "training": {"critic": "central"}},
-            "'ann' and 'bob' share a central critic, and are in 'a' and 'b'; put them into one group",
+            None,
+            APART | {"training": {"critic": "central"}},
+            "share a central critic, and are in 'a' and 'b'; put them into",
         ),
+        (LORA, APART, "'ann' and 'bob' are adapters of one base, and are in 'a' and 'b'"),
         (
-            {
-                "cluster": cluster(a=["ann"], b=["bob"]),
-                "agents": {"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}},
-            },
-            "'ann' and 'bob' are adapters of one base, and are in 'a' and 'b'",
-        ),
-        (
+            None,
             {"cluster": {"groups": {"a": {"policies": ["ann", "bob"]}}}},
-            "cluster.groups: backend is local, which has none; set cluster.backend: ray",
+            "cluster.groups: backend is local, which has",
         ),
+        ({"ann": vllm(urls=["http://h:1"])}, {"cluster": RAY}, "policy 'ann': vllm.urls are servers, and a group has"),
         (
-            {
-                "cluster": {"backend": "ray"},
-                "agents": {"ann": {"model": "m", "engine": "vllm", "vllm": {"urls": ["http://h:1"]}}},
-            },
-            "policy 'ann': vllm.urls are servers, and a group has a vLLM in each process that samples",
-        ),
-        (
-            {
-                "cluster": cluster(a=["ann", "bob"]),
-                "agents": {"ann": {"model": "m", "engine": "vllm", "vllm": {"colocate": {}}}, "bob": {"model": "m"}},
-            },
+            {"ann": vllm(colocate={}), "bob": {"model": "m"}},
+            {"cluster": cluster(a=["ann", "bob"])},
             "cluster.groups.a: vLLM samples from 'ann' and transformers from 'bob'; give their agents the same engine",
         ),
+        ({"ann": vllm(colocate={"sleep": False})}, SLEEP, "a.sharing: sleep needs vllm.colocate.sleep: true for 'ann'"),
         (
-            {
-                "cluster": {"backend": "ray", "groups": {"a": {"policies": ["ann"], "sharing": "sleep"}}},
-                "agents": {"ann": {"model": "m", "engine": "vllm", "vllm": {"colocate": {"sleep": False}}}},
-            },
-            "cluster.groups.a.sharing: sleep needs vllm.colocate.sleep: true for 'ann'",
+            {"ann": vllm(colocate={})},
+            SLEEP | AHEAD,
+            "a.sharing: an engine that sleeps cannot play ahead; set training.a",
         ),
-        (
-            {
-                "cluster": {"backend": "ray", "groups": {"a": {"policies": ["ann"], "sharing": "sleep"}}},
-                "agents": {"ann": {"model": "m", "engine": "vllm", "vllm": {"colocate": {}}}},
-                "training": {"async_depth": 1},
-                "ppo": {"engine_tis_cap": 2.0},
-            },
-            "cluster.groups.a.sharing: an engine that sleeps cannot play ahead; set training.async_depth: 0",
-        ),
-        ({"cluster": {"backend": "ray"}, "training": {"placement": "split"}}, "does not do training.placement: split"),
+        (None, {"cluster": RAY, "training": {"placement": "split"}}, "does not do training.placement: split"),
     ],
 )
-def test_groups_that_do_not_fit_are_refused(sections, message):
+def test_groups_that_do_not_fit_are_refused(agents, sections, message):
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
-        others = {name: value for name, value in sections.items() if name != "agents"}
-        check_cluster(ResolvedRun(config_of(sections.get("agents"), **others)))
+        check_cluster(ResolvedRun(config_of(agents, **sections)))
 
 
 def test_ray_that_is_missing_or_old_is_named_before_anything_is_loaded(monkeypatch):
@@ -464,12 +452,12 @@ def test_ray_that_is_missing_or_old_is_named_before_anything_is_loaded(monkeypat
 
     monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", missing)
     with pytest.raises(ConfigError, match=r"cluster\.backend: ray needs the package ray; .* pip install .*ray"):
-        check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"})))
+        check_cluster(ResolvedRun(config_of(cluster=RAY)))
     monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", lambda name: "2.41.0")
     with pytest.raises(ConfigError, match=r"needs Ray 2\.59 or newer, got 2\.41\.0; update it"):
-        check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"})))
+        check_cluster(ResolvedRun(config_of(cluster=RAY)))
     monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", lambda name: "2.99.1")
-    assert check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"}))) == [
+    assert check_cluster(ResolvedRun(config_of(cluster=RAY))) == [
         "group ann: ann; 1 to train (replicated), 1 to sample",
         "group bob: bob; 1 to train (replicated), 1 to sample",
     ]
@@ -484,5 +472,5 @@ def test_a_cluster_without_a_token_is_not_joined(monkeypatch):
 def test_a_launcher_of_several_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="the launcher has started several; start with: maporl"):
-        check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"})))
+        check_cluster(ResolvedRun(config_of(cluster=RAY)))
     assert check_cluster(ResolvedRun(config_of())) == []

@@ -144,7 +144,7 @@ def test_what_is_laid_fits_and_what_is_not_laid_cannot_be(seed):
         ),
         (
             [Block("a to train", 5, one=True)],
-            r"a to train asks for 5 devices on one machine \(learner\.node: one\), and Ray has m0: 4, m1: 2; set learner\.node: any",
+            r"5 devices on one machine \(learner\.node: one\), and Ray has m0: 4, m1: 2; set learner\.node: any",
         ),
         (
             [Block("a to train", 3, one=True), Block("b to train", 3, one=True)],
