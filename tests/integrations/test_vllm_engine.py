@@ -37,6 +37,11 @@ from trl_ext.sampling.request import Draw, TokenRequest
 URL, MODEL = os.environ.get("MAPORL_TEST_VLLM_URL"), os.environ.get("MAPORL_TEST_VLLM_MODEL")
 
 
+def config_of(agents):
+    values = {"output_dir": "unused", "task": {"name": "toy_sum"}, "evaluation": {"questions": 0}}
+    return from_dict(values | {"agents": agents})
+
+
 # -- a server that plays its part: what is refused, and why --------------------------------------------------------
 
 
@@ -157,11 +162,9 @@ def test_servers_of_whole_weights_meet_the_trainer_at_ports_of_their_own(tiny, t
         ({"ann": {"tiny": {}, "engine": "vllm", "vllm": {"urls": ["http://h"]}}}, "a tiny model has no folder that vllm could serve"),
     ],
 )  # fmt: skip
-def test_configurations_that_cannot_be_served_are_refused(tmp_path, agents, message):
+def test_configurations_that_cannot_be_served_are_refused(agents, message):
     with pytest.raises(ConfigError, match=message):
-        from_dict(
-            {"output_dir": str(tmp_path), "task": {"name": "toy_sum"}, "agents": agents, "evaluation": {"questions": 0}}
-        )
+        config_of(agents)
 
 
 # -- importance weights -------------------------------------------------------------------------------------------
@@ -189,15 +192,8 @@ def test_tokens_are_weighed_by_the_trainers_over_the_engines_probability():
 def loaded():
     from transformers import AutoModelForCausalLM
 
-    config = from_dict(
-        {
-            "output_dir": "unused",
-            "task": {"name": "toy_times"},
-            "agents": {"ann": {"model": MODEL}},
-            "evaluation": {"questions": 0},
-        }
-    )
-    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16), load_tokenizers(config)["ann"]
+    tokenizers = load_tokenizers(config_of({"ann": {"model": MODEL}}))
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16), tokenizers["ann"]
 
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
@@ -301,9 +297,7 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
 def test_whole_weights_that_cannot_travel_are_refused_before_a_model_loads(monkeypatch, agent, gpu, package, message):
     """The GPU and the package are pretended: neither is here."""
     section = {"model": "org/model", "engine": "vllm", "vllm": {"urls": ["http://127.0.0.1:1"]}, **agent}
-    config = from_dict(
-        {"output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": section, "bob": {"tiny": {}}}}
-    )
+    config = config_of({"ann": section, "bob": {"tiny": {}}})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("maporl.engines.choice.find_spec", lambda name: package or None)
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
