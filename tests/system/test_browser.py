@@ -104,7 +104,7 @@ def test_names_that_are_written_from_right_to_left_stand_apart_from_what_is_arou
 
 
 def test_cross_play_and_groups_are_drawn(browser, tmp_path):
-    run = run_with(tmp_path / "run", [of_group("ann", 10.0, LEARNS, SAMPLES)] * 4)
+    run = run_with(tmp_path / "one", [of_group("ann", 10.0, LEARNS, SAMPLES)] * 4)
     (run.folder / "crossplay.json").write_text(json.dumps(played(TWO).to_json()))
     open_page(browser, f"file://{write_report([run.folder])}")
     cells = browser.find_elements(By.XPATH, "//details[starts-with(summary, 'Cross-play')]//td")
