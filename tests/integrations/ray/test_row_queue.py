@@ -47,6 +47,14 @@ def test_rows_join_those_that_run_so_that_processes_work_on_equally_many():
     assert (process, len(new), running, own.waiting) == ("a", 3, 3, [])
 
 
+def test_a_process_without_anything_to_do_is_not_asked():
+    own = queue("a", 1, joining=True)
+    _, new, _ = own.next()
+    own.answered("a", dict.fromkeys(new, "said"))
+    own.free("a")
+    assert own.next() is None and not own.all_busy
+
+
 @pytest.mark.parametrize("joining", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_in_any_order_of_events_every_row_is_answered_once(seed, joining):
