@@ -103,24 +103,6 @@ def test_a_team_comes_back_as_it_was_trained(run, saved):
     assert team.policies["bob"].model.config._name_or_path == str(run / "final/bob"), "whole models need no base"
 
 
-@pytest.mark.slow
-def test_the_team_trains_on(run, tmp_path):
-    from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer
-
-    args = MultiAgentPPOConfig(
-        output_dir=str(tmp_path), per_device_train_batch_size=4, total_episodes=4, response_length=4, report_to=[], use_cpu=True,
-        disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
-    trainer = MultiAgentPPOTrainer(
-        args,
-        Team.from_pretrained(run),
-        Arithmetic(largest=9),
-        Debate(turns=2, later="{others};{question}", quote="{text}", separator=";"),
-    )
-    trainer.train()
-    assert trainer.state.global_step == 1
-
-
 def test_the_card_has_results_method_and_citation_and_policies_say_where_they_are(run, saved, tmp_path):
     unpacked(run, tmp_path)
     card = (tmp_path / "README.md").read_text()
@@ -225,17 +207,6 @@ def test_a_run_that_has_not_ended_is_no_team(tmp_path):
     with pytest.raises(RunError, match=r"has no final weights and config\.yaml; push a run that has ended"):
         push(tmp_path, "org/team")
     assert load_tokenizers(config)["ann"].eos_token_id is not None
-
-
-@pytest.mark.slow
-def test_eval_and_play_take_a_runs_folder(run):
-    result = CliRunner().invoke(app, ["eval", str(run), "evaluation.questions=4", "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output[result.output.index("{") :])["questions"] == 4
-    result = CliRunner().invoke(
-        app, ["play", str(run), "--as", "bob", "-o", str(Path(run).parent / "played")], input="1\n2\n"
-    )
-    assert result.exit_code == 0 and "You are bob, beside ann, cat, dan: " in result.output, result.output
 
 
 # -- what does not leave this machine --------------------------------------------------------------------------------
