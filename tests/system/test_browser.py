@@ -183,10 +183,8 @@ def test_a_dialogue_shows_answers_grades_rewards_and_tokens(browser, report):
     tokens = cells[0].find_elements(By.CSS_SELECTOR, ".tok")
     assert [t.text.strip() for t in tokens] == ["two", "is", "it"]
     webdriver.ActionChains(browser).move_to_element(tokens[1]).perform()
-    assert (
-        cells[0].find_element(By.CSS_SELECTOR, ".tip").text
-        == '" is": log-probability -2 (13.5%), value 0.2, advantage -1'
-    )
+    told = cells[0].find_element(By.CSS_SELECTOR, ".tip").text
+    assert told == '" is": log-probability -2 (13.5%), value 0.2, advantage -1'
     assert "rgba" in tokens[1].get_attribute("style")
     no_complaints(browser)
 

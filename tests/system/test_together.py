@@ -31,7 +31,7 @@ def test_a_process_without_a_question_does_not_hold_up_the_one_that_asks_a_serve
 def test_several_processes_are_told_to_send_weights_together(found):
     for part in found:
         assert (
-            "policy 'ann': its servers have not got its weights; call the engine's sync('ann') in all 2"
+            "'ann': its servers have not got its weights; call the engine's sync('ann') in all 2"
             in part["rollouts"]["early"]
         )
 

@@ -55,9 +55,8 @@ deep()
     assert done.returncode != 0 and done.stdout == done.stderr == ""
     text = log.read_text()
     assert ": ann engine 1 is process " in text.splitlines()[0] and text.splitlines()[1] == "loading"
-    assert (
-        "Segmentation fault" in text and "in deep" in text and "  | Fatal Python error" in end_of(log).splitlines()[1]
-    )
+    assert "Segmentation fault" in text and "in deep" in text
+    assert "  | Fatal Python error" in end_of(log).splitlines()[1]
 
 
 class FakeRay:
