@@ -100,7 +100,8 @@ def test_a_team_comes_back_as_it_was_trained(run, saved):
         assert {k.split("base_model.model.")[-1] for k in written} == {k.split("base_model.model.")[-1] for k in own}
         assert all(torch.equal(v, own[k]) for k, v in written.items())
     assert team.policies["cat"].model is team.policies["dan"].model, "one base"
-    assert team.policies["bob"].model.config._name_or_path == str(run / "final/bob"), "whole models need no base"
+    bob = team.policies["bob"]
+    assert bob.model.config._name_or_path == bob.tokenizer.name_or_path == str(run / "final/bob"), "they need no base"
 
 
 def test_the_card_has_results_method_and_citation_and_policies_say_where_they_are(run, saved, tmp_path):

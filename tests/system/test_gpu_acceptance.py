@@ -174,6 +174,13 @@ def test_a_part_that_raises_is_a_failed_check_and_the_others_run(monkeypatch, ca
     assert "FAILED losses: RuntimeError: device-side assert triggered" in said
 
 
+def test_a_part_for_which_no_time_is_left_has_not_passed(monkeypatch, capsys):
+    status, result, _ = run_parts(monkeypatch, capsys, "logprobs", more=("--cpu", "--limit", "-1"))
+    assert status == 1
+    assert result["failed"] == {"logprobs": "did not begin within --limit -1 seconds"}
+    assert result["skipped"]["losses"] == "not among --only"
+
+
 def test_a_slow_accelerator_fails(monkeypatch):
     run = gpu_acceptance.Run(gpu_acceptance.argparse.Namespace(cpu=True, small=True, limit=0))
     run.cpu = run.small = False  # as on an accelerator

@@ -7,6 +7,7 @@ import os
 import subprocess
 
 import pytest
+import yaml
 from folders import ROOT
 
 FOLDER = ROOT / "examples/ray"
@@ -79,3 +80,16 @@ def test_a_job_is_submitted_with_a_token_or_not_at_all(run):
     ended, told = run("submit.sh", "http://h:8265", "x.yaml", "--resume", RAY_AUTH_MODE="token")
     train = "maporl train x.yaml --backend ray --set cluster.address=auto --resume"
     assert ended.returncode == 0 and told == [f"ray job submit --address http://h:8265 -- {train} token"]
+
+
+def test_the_manifest_of_kuberay_asks_for_a_token_and_shared_storage():
+    spec = yaml.safe_load((FOLDER / "rayjob.yaml").read_text())["spec"]
+    cluster = spec["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"} and "--set cluster.address=auto" in spec["entrypoint"]
+    assert "--set output_dir=/shared/run" in spec["entrypoint"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert "persistentVolumeClaim" in volumes[mounts["/shared"]]
+        assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
