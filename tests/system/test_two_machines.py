@@ -9,7 +9,10 @@ import sys
 import uuid
 
 import pytest
+import torch
 from folders import ROOT
+from launches import ARGS, WORKER, launch
+from safetensors.torch import load_file
 
 HOSTS = ("10.213.77.1", "10.213.77.2", "10.213.77.3")
 
@@ -62,6 +65,29 @@ def killed_at_the_end(*processes):
     finally:
         for process in processes:
             process.kill()
+
+
+@pytest.mark.slow
+def test_two_machines_end_with_the_weights_of_one_process(hosts, tmp_path):
+    assert launch(tmp_path / "alone", 1).returncode == 0
+    args = ARGS | {"output_dir": str(tmp_path / "run"), "per_device_train_batch_size": 4}
+    (tmp_path / "options.json").write_text(json.dumps({"args": args}))
+    common = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--master_addr", HOSTS[0],
+        "--master_port", "29500",
+    ]  # fmt: skip
+    machines = [
+        start(host, [*common, "--node_rank", rank, WORKER, tmp_path / "options.json", tmp_path])
+        for rank, host in enumerate(hosts[:2])
+    ]
+    with killed_at_the_end(*machines):
+        outputs = [machine.communicate(timeout=600)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
+    assert [(tmp_path / f"rank{n}").read_text() for n in range(2)] == ["2", "2"]
+    weights, expected = load_file(tmp_path / "weights.safetensors"), load_file(tmp_path / "alone/weights.safetensors")
+    assert weights.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
 @pytest.mark.slow
