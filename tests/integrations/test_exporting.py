@@ -219,12 +219,6 @@ def test_serve_sh_starts_a_server_for_each_base_with_the_agents_by_name(trained,
     fields = json.loads((out / "agents.json").read_text())
     assert fields["bob"] == {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_tokens": 5, "stop_token_ids": [3]}
     assert tuple(fields) == names
-    page = (out / "README.md").read_text()
-    assert (
-        '| `ann` | adapter `./ann` of `./base` | You add "exactly". |' in page
-        and "| `dan` | `./cat` | check; |" in page
-    )
-    assert page.count("curl http://127.0.0.1:8001/v1/chat/completions") == 2 and "critics" in page
 
 
 def test_turns_others_and_sampling_of_a_team(tmp_path):

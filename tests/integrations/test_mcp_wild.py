@@ -112,11 +112,6 @@ def test_an_environment_is_not_lost_by_a_refused_answer():
         own.close()
 
 
-def test_a_server_that_answers_is_left_alone_between_updates(box, say):
-    box.renew()
-    assert say("files_count_2").text == "3"
-
-
 def test_an_agent_may_name_a_tool_as_the_server_does(box):
     tools = {tool.name: tool for tool in box.tools()}
     world = World(tools, {}, [], groups={"shop": list(tools)})
@@ -130,9 +125,7 @@ def test_only_names_tools_as_the_server_does_or_as_models_do():
     box = MCPTools(command=[sys.executable, SERVER, "bad"], only=["files.count", "_2nd_look"])
     box.close()
     assert [tool.name for tool in box.tools()] == ["files_count_2", "_2nd_look"]
-    with pytest.raises(
-        ConfigError, match=r"only: the MCP server .* has no tool 'count'; it has files\.count, .* and 1177 more$"
-    ):
+    with pytest.raises(ConfigError, match=r"only: .* has no tool 'count'; it has files\.count, .* and 1177 more$"):
         MCPTools(command=[sys.executable, SERVER, "bad"], only=["count"])
 
 

@@ -78,14 +78,3 @@ def test_the_generator_of_the_process_stays_as_it_was():
     game = begun("KuhnPoker-v0", 3)
     game.step({0: "[check]"})
     assert random.getstate() == before
-
-
-def test_what_one_game_draws_does_not_depend_on_another():
-    def draw(game: TextArena) -> float:
-        with game._own_generator():
-            return random.random()
-
-    first, second, alone = begun("KuhnPoker-v0", 3), begun("KuhnPoker-v0", 4), begun("KuhnPoker-v0", 3)
-    beside = [(draw(first), draw(second))[0] for _ in range(5)]
-    assert len(set(beside)) == 5
-    assert beside == [draw(alone) for _ in range(5)]

@@ -12,7 +12,7 @@ from tool_models import characters
 from trl import GRPOConfig, GRPOTrainer
 from trl_environments import TEMPLATE, Dice, Notes, Shop, Wordle, model_of, tool_call
 
-from maporl.environments.base import Environment, Tool, as_result, is_trl_class
+from maporl.environments.base import Environment, as_result, is_trl_class
 from maporl.environments.workers import Job, Workers
 from maporl.errors import ConfigError
 from maporl.integrations.trl import TRLEnvironment
@@ -126,11 +126,6 @@ class TestAsInTRL:
         _, texts, reward, _ = in_trl(tmp_path, Rolling, row, script)
         _, own_texts, own_reward, _ = here(Rolling, row, script)
         assert own_texts == texts == ["[]", "[3]"] and own_reward == pytest.approx(reward) == pytest.approx(0.3)
-
-    def test_the_same_tools_are_offered(self):
-        """Ids of a prompt that offers them are compared with TRL's in ``test_trl_tool_parity.py``."""
-        tools = TRLEnvironment(Shop()).tools("ann")
-        assert [tool.name for tool in tools] == ["ask", "basket", "buy", "count", "look", "wait"]
 
 
 class TestReset:
@@ -297,17 +292,3 @@ class TestWhatIsRefused:
             TRLEnvironment(Shop(), "bought")
         with pytest.raises(ConfigError, match="no attribute 'points' at its end"):
             TRLEnvironment(Wordle(), "points").reward()
-
-
-def test_the_schema_of_a_class_is_made_once(monkeypatch):
-    class Fresh(Shop):
-        pass
-
-    TRLEnvironment(Fresh())
-    monkeypatch.setattr(Tool, "of", None)
-    first, second = TRLEnvironment(Fresh()), TRLEnvironment(Fresh())
-    for world in (first, second):
-        world.reset(1, {"prompt": PROMPT})
-    tools = {tool.name: tool for tool in first.tools("ann")}
-    tools["buy"].run(count=2)
-    assert (first.made.bought, second.made.bought) == (2, 0)

@@ -90,9 +90,7 @@ def test_a_vllm_that_keeps_the_old_weights_is_found_out(saved, tmp_path, monkeyp
     monkeypatch.setattr(server._llm, "collective_rpc", lambda *arguments, **options: [None])
     with torch.no_grad():
         team.policies["ann"].model.get_input_embeddings().weight[5, 0] += 1e-6
-    with pytest.raises(
-        VLLMFailure, match=r"was sent the weights of policy 'ann', and holds other ones: model.embed_tokens"
-    ):
+    with pytest.raises(VLLMFailure, match=r"weights of policy 'ann', and holds other ones: model.embed_tokens"):
         engine.sync("ann", 1)
 
 
@@ -124,16 +122,8 @@ def test_a_team_trains_all_its_weights_with_vllm_in_its_process(saved, tmp_path)
     task = Arithmetic(operation="sum", largest=9, template="{a}+{b}=")
     odd = {"label": lambda dialogues, task: [[float(len(u.text) % 2) for u in d.utterances] for d in dialogues]}
     before = {name: [p.detach().clone() for p in policy.model.parameters()] for name, policy in team.policies.items()}
-    trainer = MultiAgentPPOTrainer(
-        args,
-        team,
-        task,
-        Debate(turns=1),
-        None,
-        RewardSection(),
-        sources=odd,
-        engines={"vllm": TextEngine(team.policies, engine, 8)},
-    )
+    own = {"sources": odd, "engines": {"vllm": TextEngine(team.policies, engine, 8)}}
+    trainer = MultiAgentPPOTrainer(args, team, task, Debate(turns=1), None, RewardSection(), **own)
     trainer.train()
     records = trainer.run.read_metrics()
     assert len(records) == 3

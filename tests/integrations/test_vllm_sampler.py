@@ -130,7 +130,5 @@ def test_full_weights_without_a_gpu_and_wrong_options_are_refused_in_one_line(se
         config(tmp_path), server.tokenizer, copy.deepcopy(server.model), train_dataset=QUESTIONS, reward_funcs=count_a,
         sampler=VLLMSampler(server.url),
     )  # fmt: skip
-    with pytest.raises(
-        VLLMFailure, match=r"policy 'policy' trains all its weights, which travel .* and this process has no GPU"
-    ):
+    with pytest.raises(VLLMFailure, match=r"policy 'policy' trains all its weights.* this process has no GPU"):
         trainer.train()

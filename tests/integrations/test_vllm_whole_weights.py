@@ -118,26 +118,16 @@ def opened(stage):
 
 def test_requests_say_what_the_group_carries(stage):
     sender = opened(stage)
-    assert stage.met == [{"master_address": "10.1.2.3", "master_port": 51217, "world_size": 3}]
+    meeting = {"master_address": "10.1.2.3", "master_port": 51217, "world_size": 3}
+    assert stage.met == [meeting]
     sender.send(WEIGHTS)
+    carried = {"names": [*WEIGHTS], "dtype_names": ["bfloat16", "float32"], "shapes": [[2, 2], [3, 2]]}
     assert stage.server.requests == [
         ("/server_info?config_format=json", None),
         ("/get_world_size", None),
-        (
-            "/init_weight_transfer_engine",
-            {"init_info": {"master_address": "10.1.2.3", "master_port": 51217, "world_size": 3, "rank_offset": 1}},
-        ),
+        ("/init_weight_transfer_engine", {"init_info": meeting | {"rank_offset": 1}}),
         ("/start_weight_update", {}),
-        (
-            "/update_weights",
-            {
-                "update_info": {
-                    "names": ["model.embed", "model.norm"],
-                    "dtype_names": ["bfloat16", "float32"],
-                    "shapes": [[2, 2], [3, 2]],
-                }
-            },
-        ),
+        ("/update_weights", {"update_info": carried}),
         ("/finish_weight_update", {}),
         ("/reset_prefix_cache", {}),
     ]
@@ -195,10 +185,7 @@ def test_the_cache_is_dropped_when_the_last_request_has_ended(stage, monkeypatch
 
 @pytest.mark.parametrize(
     "installed, message",
-    [
-        (None, r"vLLM is not installed$"),
-        ("0.20.0", r"vLLM 0\.20\.0 is installed, and 0\.27\.1 and 0\.33\.0 have it$"),
-    ],
+    [(None, r"vLLM is not installed$"), ("0.20.0", r"vLLM 0\.20\.0 is installed, and 0\.27\.1 and 0\.33\.0 have it$")],
 )
 def test_what_is_missing_of_vllm_here_is_named(stage, monkeypatch, installed, message):
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.nccl_common", None)

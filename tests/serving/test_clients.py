@@ -86,8 +86,6 @@ def check_tokens(dialogue):
 
 def call(name, **arguments):
     """A call as an agent writes it."""
-    import json
-
     return f"<call>{json.dumps({'name': name, 'arguments': arguments})}</call>"
 
 
@@ -101,82 +99,58 @@ CHANGED = "changed: message 3, of the role assistant, is not the one that the ag
 CASES = {
     "with_openai": (
         {"solver": [" 4 ", "5"], "checker": ["no, 5"]},
-        [("solver", None, None, ()), ("checker", None, None, (0,)), ("solver", 0, "continued", (0, 1))],
+        [("solver", None, ()), ("checker", None, (0,)), ("solver", 0, (0, 1))],
     ),
     "with_openai_async": (
         {"solver": ["4", "5"], "checker": ["6", "5"]},
-        [
-            ("checker", None, None, ()),
-            ("solver", None, None, ()),
-            ("checker", 0, "continued", (0, 1)),
-            ("solver", 1, "continued", (0, 1)),
-        ],
+        [("checker", None, ()), ("solver", None, ()), ("checker", 0, (0, 1)), ("solver", 1, (0, 1))],
     ),
     "with_openai_stream": (
         {"solver": ["4", "\n5", "5"], "checker": ["no", "yes"]},
         [
-            ("solver", None, None, ()),
-            ("checker", None, None, (0,)),
-            ("solver", 0, "continued", (0, 1)),
-            ("checker", None, None, (2,)),
-            ("solver", 2, "continued", (0, 1, 2, 3)),
+            ("solver", None, ()),
+            ("checker", None, (0,)),
+            ("solver", 0, (0, 1)),
+            ("checker", None, (2,)),
+            ("solver", 2, (0, 1, 2, 3)),
         ],
     ),
     "with_anthropic": (
         {"solver": ["I add." + ADD, " 4 ", "5"], "checker": ["no, 5"]},
-        [
-            ("solver", None, None, ()),
-            ("solver", 0, "continued", (0,)),
-            ("checker", None, None, (1,)),
-            ("solver", 1, "continued", (0, 1, 2)),
-        ],
+        [("solver", None, ()), ("solver", 0, (0,)), ("checker", None, (1,)), ("solver", 1, (0, 1, 2))],
     ),
     "with_langgraph": (
         {"solver": ["I add." + ADD, "It is 7."], "checker": ["5"]},
-        [("solver", None, None, ()), ("solver", 0, "continued", (0,)), ("checker", None, None, (1,))],
+        [("solver", None, ()), ("solver", 0, (0,)), ("checker", None, (1,))],
     ),
     "with_agents_sdk": (
         {"solver": ["I add." + ADD, call("transfer_to_checker"), "It is 5."], "checker": ["It is 7."]},
-        [
-            ("solver", None, None, ()),
-            ("solver", 0, "continued", (0,)),
-            ("checker", None, None, (0, 1)),
-            ("solver", 1, "continued", (0, 1, 2)),
-        ],
+        [("solver", None, ()), ("solver", 0, (0,)), ("checker", None, (0, 1)), ("solver", 1, (0, 1, 2))],
     ),
     "with_autogen": (
         {"solver": ["4 ", " 6"], "checker": ["No.", "yes"], "judge": ["7", "It is 5."]},
         [
-            ("solver", None, None, ()),
-            ("checker", None, None, (0,)),
-            ("judge", None, None, (0, 1)),
-            ("solver", 0, "continued", (0, 1, 2)),
-            ("checker", 1, "continued", (0, 1, 2, 3)),
-            ("judge", 2, "continued", (0, 1, 2, 3, 4)),
+            ("solver", None, ()),
+            ("checker", None, (0,)),
+            ("judge", None, (0, 1)),
+            ("solver", 0, (0, 1, 2)),
+            ("checker", 1, (0, 1, 2, 3)),
+            ("judge", 2, (0, 1, 2, 3, 4)),
         ],
     ),
     "with_pydantic_ai": (
         {"solver": ["So:" + call("check", answer="4"), "It is 7.", " It is 5 "], "checker": ["no"]},
-        [
-            ("solver", None, None, ()),
-            ("checker", None, None, (0,)),
-            ("solver", 0, "continued", (0, 1)),
-            ("solver", 2, "continued", (0, 1, 2)),
-        ],
+        [("solver", None, ()), ("checker", None, (0,)), ("solver", 0, (0, 1)), ("solver", 2, (0, 1, 2))],
     ),
     "with_smolagents": (  # it writes calls and results in texts of its own
         {
             "solver": ["I ask." + call("checker", task="2+3"), call("final_answer", answer="5")],
             "checker": [ADD, call("final_answer", answer="5")],
         },
-        [
-            ("solver", None, None, ()),
-            ("checker", None, None, (0,)),
-            ("checker", None, CHANGED, (0, 1)),
-            ("solver", None, CHANGED, (0, 2)),
-        ],
+        [("solver", None, ()), ("checker", None, (0,)), ("checker", CHANGED, (0, 1)), ("solver", CHANGED, (0, 2))],
     ),
 }
+"""What the agents say, and of each utterance: who, which one it goes on with or why with none, and whom it has read."""
 ANSWERS = {"with_agents_sdk": "It is 5.", "with_autogen": "It is 5.", "with_pydantic_ai": "It is 5"}
 OPTIONS = {"with_smolagents": {"ignore": ("tool_choice",)}}
 HERE = {  # the modules of those that are installed with the extra dev
@@ -205,14 +179,15 @@ def installed(module):
 
 def in_names(told):
     """What was said, with the agent of the utterance that is continued in place of its number."""
-    return [(agent, None if after is None else told[after][0], *rest) for agent, after, *rest in told]
+    return [(agent, None if after is None else told[after][0], parents) for agent, after, parents in told]
 
 
 def check(name):
     scripts, talk = CASES[name]
     dialogue, _ = play(importlib.import_module(name).solve, scripts, **OPTIONS.get(name, {}))
     assert "failure" not in dialogue.outcome, dialogue.outcome["failure"]
-    said = [(u.agent, u.after, u.tags.get("history"), u.parents) for u in dialogue.utterances]
+    assert all(u.tags["history"] == "continued" for u in dialogue.utterances if u.after is not None)
+    said = [(u.agent, u.tags.get("history") if u.after is None else u.after, u.parents) for u in dialogue.utterances]
     if name == "with_openai_async":  # two agents are asked at the same time, and which comes first is a matter of load
         said, talk = (sorted(in_names(told), key=str) for told in (said, talk))
     assert said == talk
@@ -282,17 +257,6 @@ def test_the_page_says_what_works_with_a_client(name, modules, tried_clients):
 
     now = tried_clients.row(client, written[1], run)
     assert now[:-1] == written[:-1], f"write the page again: make test-clients CLIENTS={name}"
-
-
-def test_the_page_has_a_row_for_each_client(tried_clients):
-    clients, page = tried_clients.clients(), tried_clients.PAGE.read_text()
-    told = tried_clients.rows(page)
-    assert told.keys() == {client.title for client in clients} and len(told) == len(clients)
-    for client in clients:
-        named = dict(zip(tried_clients.HEAD, told[client.title], strict=True))
-        named["structured"] = named.pop("structured output")
-        assert [aspect for aspect in tried_clients.ASPECTS if named[aspect]] == client.aspects
-    assert tried_clients.written(page, told) == page
 
 
 @pytest.fixture(scope="module")
@@ -438,27 +402,6 @@ def test_alternatives_that_a_sampler_does_not_know_are_refused_by_name():
     assert dialogue.outcome["answer"] == "5" and len(dialogue.outcome["refused"]) == 1
 
 
-def test_samples_are_choices_of_a_client_in_one_piece_and_in_a_stream():
-    openai = pytest.importorskip("openai")
-
-    def program(question, base_url, api_key):
-        client = openai.OpenAI(base_url=base_url, api_key=api_key)
-        asked = {"model": "ann", "messages": [{"role": "user", "content": question}], "n": 2}
-        whole = client.chat.completions.create(**asked)
-        assert [choice.message.content for choice in whole.choices] == ["4", "5"]
-        assert whole.usage.completion_tokens == 4 and whole.usage.total_tokens == whole.usage.prompt_tokens + 4
-        with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
-            streamed = stream.get_final_completion()
-        assert [(choice.index, choice.message.content) for choice in streamed.choices] == [(0, "6"), (1, "7")]
-        assert streamed.usage.completion_tokens == 4
-        said = {"role": "assistant", "content": "7"}
-        return client.chat.completions.create(**asked | {"messages": [*asked["messages"], said], "n": 1}).id
-
-    dialogue, _ = play(program, {"ann": ["4", "5", "6", "7", "5"]})
-    assert [(u.text, u.after, u.parents) for u in dialogue.utterances][-1] == ("5", 3, (3,))
-    assert (dialogue.outcome["requests"], dialogue.outcome["answered"], dialogue.outcome["calls"]) == (3, 3, 5)
-
-
 def test_who_speaks_in_a_group_chat_is_shown_to_an_agent():
     openai = pytest.importorskip("openai")
 
@@ -551,28 +494,3 @@ def test_responses_of_a_client_go_on_and_name_parents():
     dialogue, _ = play(program, {"ann": ["I add." + call("add", a=1), "It is 2."], "bob": ["2"]})
     said = [(u.agent, u.after, u.tags.get("history"), u.parents) for u in dialogue.utterances]
     assert said == [("ann", None, None, ()), ("ann", 0, "continued", (0,)), ("bob", None, None, (0,))]
-
-
-def test_what_is_refused_is_an_error_of_the_client_that_names_the_field():
-    openai = pytest.importorskip("openai")
-
-    def program(question, base_url, api_key):
-        client = openai.OpenAI(base_url=base_url, api_key=api_key)
-        with pytest.raises(openai.BadRequestError) as error:
-            client.responses.create(model="ann", input=question, previous_response_id="resp_1-0")
-        assert error.value.param == "previous_response_id"
-        with pytest.raises(openai.BadRequestError) as error:
-            client.chat.completions.create(
-                model="ann", messages=[{"role": "user", "content": question}], tool_choice="required"
-            )
-        assert error.value.param == "tool_choice"
-        with pytest.raises(openai.NotFoundError) as error:
-            client.responses.create(model="eve", input=question)
-        assert error.value.code == "model_not_found"
-        client.responses.create(model="ann", input=question)
-        with pytest.raises(openai.RateLimitError):
-            client.responses.create(model="ann", input=question)
-        return "5"
-
-    dialogue, _ = play(program, {"ann": ["5"]}, calls=1)
-    assert len(dialogue.outcome["refused"]) == 4, "no request was sent again"

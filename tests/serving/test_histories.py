@@ -25,12 +25,6 @@ def known(*pairs):
 HELLO = message("user", "hello")
 
 
-def test_what_repeats_a_conversation_goes_on_with_it():
-    histories = known((asked(HELLO), "hi"))
-    place = histories.place(asked(HELLO, message("assistant", "hi"), message("user", "and?")))
-    assert (place.after, place.new, place.history) == (0, (message("user", "and?"),), "continued")
-
-
 def test_two_conversations_of_one_agent_stay_apart_and_one_may_go_on_twice():
     other = message("user", "good evening")
     histories = known((asked(HELLO), "hi"), (asked(other), "hi"))
@@ -64,10 +58,6 @@ def test_a_conversation_that_was_cut_begins_where_it_is_not_known():
     assert place.history == "changed: message 4, of the role assistant, is not the one that the agent knows"
     without = histories.place(asked(HELLO, message("assistant", "one"), message("user", "2")))
     assert without.after is None and without.history.startswith("changed: ")
-
-
-def test_a_first_request_has_no_history():
-    assert known().place(asked(HELLO)).history is None
 
 
 def test_calls_are_compared_by_what_they_mean_and_not_by_how_they_are_written():

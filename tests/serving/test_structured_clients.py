@@ -7,7 +7,7 @@ import pytest
 from tiny_run import config_of
 
 from maporl.runs import train as run
-from maporl.serving.wire import Refused, form_of, read_chat
+from maporl.serving.wire import form_of, read_chat
 
 SCHEMA = {
     "type": "object",
@@ -148,20 +148,6 @@ def test_every_answer_of_an_untrained_model_can_be_read_and_is_learned_from(tmp_
 
 
 BODY = {"model": "ann", "messages": [{"role": "user", "content": "hello"}]}
-
-
-@pytest.mark.parametrize(("fields", "told"), [
-    ({"response_format": {"type": "xml"}}, "response_format: expected .*json_schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}, "response_format: expected"),
-    ({"response_format": "json"}, "response_format: expected"),
-    ({"tool_choice": "any", "tools": [TOOL]}, 'tool_choice: expected "auto", "none", "required"'),
-    ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice: expected"),
-    ({"tool_choice": "required"}, "tool_choice: 'required' names none of the tools"),
-    ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [TOOL]}, "'sub' names none of the tools .'add'."),
-])  # fmt: skip
-def test_what_is_no_structured_output_is_refused_by_name(fields, told):
-    with pytest.raises(Refused, match=told):
-        read_chat(BODY | fields, ("ann",))
 
 
 def test_a_json_object_is_any_object_and_text_is_anything():

@@ -66,11 +66,6 @@ def read(**fields):
     return read_chat({"model": "ann", "messages": [USER], **fields}, AGENTS)
 
 
-def test_a_plain_request():
-    request = read()
-    assert (request.agent, request.messages, request.sampling, request.schemas) == ("ann", (USER,), None, ())
-
-
 def test_what_a_request_says_of_sampling():
     request = read(temperature=0.5, max_completion_tokens=9, stop="END", top_p=None)
     assert request.sampling == Sampling(temperature=0.5, max_tokens=9, stop=["END"])
@@ -120,18 +115,6 @@ def test_parts_of_text_are_one_text():
     )
 
 
-def test_a_call_and_its_result_have_the_name_of_the_tool():
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    messages = [
-        USER,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "3"},
-    ]
-    _, called, result = read(messages=messages, tools=[TOOL]).messages
-    assert called == {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
-    assert result == {"role": "tool", "content": "3", "name": "add"}
-
-
 def test_tools_that_may_not_be_called_are_not_shown():
     assert read(tools=[TOOL], tool_choice="none").schemas == ()
     assert read(tools=[TOOL], tool_choice="auto").schemas == (TOOL,)
@@ -148,26 +131,28 @@ def test_a_tool_is_the_same_however_a_client_writes_it():
     [
         ({"model": "eve"}, "model", "eve"),
         ({"n": 0}, "n", "expected a whole number from 1 to 128, got 0"),
-        ({"n": 129}, "n", "from 1 to 128, got 129"),
         ({"n": True}, "n", "whole number"),
-        ({"seed": "3"}, "seed", "whole number"),
         ({"seed": 0.5}, "seed", "whole number"),
         ({"presence_penalty": 0.5}, "presence_penalty", "own distribution, which is the one that is trained; only 0"),
         ({"logit_bias": {"50256": -100}}, "logit_bias", "own distribution, which is the one that is trained; only {}"),
         ({"verbosity": "low"}, "verbosity", 'only "medium" is supported, got "low"'),
         ({"response_format": {"type": "json"}}, "response_format", "json_object"),
         ({"logprobs": 5}, "logprobs", "expected true or false"),
-        ({"parallel_tool_calls": 0}, "parallel_tool_calls", "expected true or false"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20, got 21"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs must be true too"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", 'only "none" is supported, got "high"'),
-        ({"functions": [{}]}, "functions", "only [] is supported"),
         ({"audio": {}}, "audio", "not supported"),
         ({"temperature": -1}, "temperature", "at least 0"),
         ({"temperature": [0.5]}, "temperature", "expected a number"),
         ({"stop": 3}, "stop", "expected texts"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"tool_choice": "required"}, "tool_choice", "'required' names none of the tools"),
+        ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice", "expected"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [TOOL]},
+            "tool_choice",
+            "'sub' names none",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}, "response_format", "expected"),
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "'a b'"),
         ({"messages": []}, "messages", "expected a list of messages"),
@@ -195,10 +180,6 @@ def test_all_that_cannot_be_had_is_named_at_once():
     with pytest.raises(Refused) as error:
         read(model="eve", n=0)
     assert (error.value.status, len(error.value.message.splitlines())) == (404, 2)
-
-
-def test_a_field_that_the_user_ignores_is_left_out():
-    assert read_chat({"model": "ann", "messages": [USER], "n": 3, "temperature": 0}, AGENTS, ("n", "temperature"))
 
 
 def test_headers_say_role_and_parents():
@@ -275,11 +256,6 @@ def test_a_stop_string_of_the_request_is_left_out_of_the_reply_as_openai_does():
     assert said(utterance("so END", Stop.EOS), request)["content"] == "so END"
 
 
-def test_a_stream_has_the_reply_in_pieces():
-    call = Call("3.0", "add", {})
-    pieces = list(chunks(utterance('<call>{"name": "add"}</call>', calls=[call]), read(stream=True), "x", 0))
-    deltas = [piece["choices"][0]["delta"] for piece in pieces]
-    assert deltas[0] == {"role": "assistant", "content": None} and deltas[-1] == {}
-    assert deltas[1]["tool_calls"][0]["index"] == 0 and deltas[1]["tool_calls"][0]["function"]["name"] == "add"
+def test_the_last_piece_of_a_stream_has_the_numbers_of_tokens_for_who_asks_for_them():
     with_usage = list(chunks(utterance("hi"), read(stream=True, stream_options={"include_usage": True}), "x", 0))
     assert with_usage[-1]["usage"]["total_tokens"] == 3

@@ -35,6 +35,14 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def ranks_of(words, number, environment=()):
+    """Start ``python WORDS`` in processes that train together, with the variables that a launcher sets."""
+    world = {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **dict(environment), **world}
+    return [processes.start(words, variables | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(number)]
+
+
 def launch(folder, number, environment=(), limit=300, torchrun=False, **options):
     """Run the worker in ``number`` processes on a batch of 8 dialogues in all; returns what ended, or the first that
     failed.

@@ -33,6 +33,20 @@ class Trained(NamedTuple):
     run: Path
 
 
+def assert_close(weights, expected, most=1e-5):
+    """The same weights, and no number further away than ``most``."""
+    assert weights.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(weights[key], value, atol=most, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def assert_alike(records, expected, *names):
+    """The same metrics of these names but for rounding."""
+    for name in names:
+        own, one = ([record[name] for record in part if name in record] for part in (records, expected))
+        assert own and own == pytest.approx(one, abs=2e-5), name
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The result of training with one process."""
@@ -42,24 +56,13 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize("name", TRIED)
 def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
-    if name.startswith("Zero"):
-        pytest.importorskip("deepspeed")
+    skip_unless_here(name)
     zero = name.startswith("Zero")  # accelerate drops DeepSpeed where use_cpu is set
     options = {"strategy": name.split("-")[0], "args": {"use_cpu": not zero}}
     weights, records = trained(tmp_path, 2, STRATEGIES[name], **options)
-    expected, expected_records = alone.weights, alone.records
-    assert weights.keys() == expected.keys()
-    for key, value in expected.items():
-        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
-    for key in (
-        "ann/policy/approxkl_avg",
-        "bob/loss/value_avg",
-        "ann/objective/scores",
-        "eval_accuracy/turn_2",
-        "ann/grad_norm",
-    ):
-        own, one = ([r[key] for r in some if key in r] for some in (records, expected_records))
-        assert own and own == pytest.approx(one, abs=2e-5), key
+    assert_close(weights, alone.weights)
+    means = ("ann/policy/approxkl_avg", "bob/loss/value_avg", "ann/objective/scores", "eval_accuracy/turn_2")
+    assert_alike(records, alone.records, *means, "ann/grad_norm")
     dialogues = (tmp_path / "run/dialogues.jsonl").read_text().splitlines()
     assert len(dialogues) == 12 and {json.loads(line)["step"] for line in dialogues} == {1, 2, 3}
     final = sorted(p.name for p in (tmp_path / "final/ann").iterdir())
@@ -78,8 +81,7 @@ ALGORITHMS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_two_processes_make_the_same_steps_of_each_algorithm_and_under_the_same_masks(tmp_path, name):
-    if name.startswith("Zero"):
-        pytest.importorskip("deepspeed")
+    skip_unless_here(name)
     for part in ("one", "two"):
         (tmp_path / part).mkdir()
     # DeepSpeed counts the critic's first steps as steps of the policy too, which makes its later ones larger
@@ -87,24 +89,12 @@ def test_two_processes_make_the_same_steps_of_each_algorithm_and_under_the_same_
     algorithms = ALGORITHMS | {"ann": ALGORITHMS["ann"] | warmup}
     held = {"algorithms": algorithms, "structured": "[0-9]{1,2}[+]?"}
     expected, one = trained(tmp_path / "one", 1, **held)
-    options = {
-        "strategy": name.split("-")[0],
-        "args": {"use_cpu": not name.startswith("Zero")},
-        **held,
-    }
-    weights, two = trained(tmp_path / "two", 2, STRATEGIES[name], **options)
-    assert weights.keys() == expected.keys() and not any(key.startswith("head.bob") for key in weights)
-    for key, value in expected.items():
-        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
-    for key in (
-        "ann/loss/value_avg",
-        "ann/objective/kl",
-        "ann/policy/forced_tokens",
-        "bob/reward_std",
-        "bob/grad_norm",
-    ):
-        own, alone = ([r[key] for r in some if key in r] for some in (two, one))
-        assert own and own == pytest.approx(alone, abs=2e-5), key
+    options = {"strategy": name.split("-")[0], "args": {"use_cpu": not name.startswith("Zero")}}
+    weights, two = trained(tmp_path / "two", 2, STRATEGIES[name], **options, **held)
+    assert not any(key.startswith("head.bob") for key in weights)
+    assert_close(weights, expected)
+    of_ann = ("ann/loss/value_avg", "ann/objective/kl", "ann/policy/forced_tokens")
+    assert_alike(two, one, *of_ann, "bob/reward_std", "bob/grad_norm")
 
 
 @pytest.mark.slow
@@ -120,13 +110,9 @@ def test_minibatches_are_those_of_one_process(name, tmp_path):
     for number in (2, 4) if name == "Holder" else (2,):
         more = args | {"use_cpu": not name.startswith("Zero")}
         weights, records = trained(tmp_path / str(number), number, STRATEGIES[name], args=more)
-        for key in ("ann/objective/scores", "ann/policy/approxkl_avg", "bob/loss/value_avg", "ann/grad_norm"):
-            own, expected = ([r[key] for r in some if key in r] for some in (records, one_records))
-            assert own and own == pytest.approx(expected, abs=2e-5), key
-        for key, value in one.items():
-            torch.testing.assert_close(
-                weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}"
-            )
+        means = ("ann/objective/scores", "ann/policy/approxkl_avg", "bob/loss/value_avg")
+        assert_alike(records, one_records, *means, "ann/grad_norm")
+        assert_close(weights, one)
 
 
 @pytest.mark.slow
@@ -141,14 +127,12 @@ def test_weights_have_moved(alone, tmp_path):
 @pytest.mark.parametrize("name", [pytest.param("Holder", marks=pytest.mark.slow), *TRIED[1:]])
 def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
     """A checkpoint does not depend on how weights and optimizer were distributed over processes."""
-    if name.startswith("Zero"):
-        pytest.importorskip("deepspeed")
+    skip_unless_here(name)
     checkpoint = alone.run / "checkpoint-2"
     args = {"use_cpu": not name.startswith("Zero"), "save_strategy": "no"}
     weights, records = trained(tmp_path, 2, STRATEGIES[name], resume=str(checkpoint), args=args)
     assert [r["step"] for r in records] == [3, 3], "an update and the evaluation"
-    for key, value in alone.weights.items():
-        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert_close(weights, alone.weights)
 
 
 @pytest.mark.slow
@@ -156,18 +140,12 @@ def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
 def test_past_opponents_speak_with_whole_weights(tmp_path, name):
     """A snapshot of weights that are distributed over processes would hold this process's part only."""
     skip_unless_here(name)
-    options = {
-        "pool": {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0},
-        # the untrained weights that restate answers are the references, which are distributed too
-        "args": {
-            "total_episodes": 16,
-            "eval_questions": 2,
-            "use_cpu": not name.startswith("Zero"),
-            "restate": "base_model",
-        },
-    }
-    one, _ = trained(tmp_path / "one", 1, **{**options, "args": {**options["args"], "use_cpu": True}})
-    two, _ = trained(tmp_path / "two", 2, STRATEGIES[name], **options)
+    pool = {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0}
+    # the untrained weights that restate answers are the references, which are distributed too
+    args = {"total_episodes": 16, "eval_questions": 2, "restate": "base_model"}
+    one, _ = trained(tmp_path / "one", 1, pool=pool, args=args | {"use_cpu": True})
+    args["use_cpu"] = not name.startswith("Zero")
+    two, _ = trained(tmp_path / "two", 2, STRATEGIES[name], pool=pool, args=args)
     restated = []
     for part in ("one", "two"):
         said = [json.loads(line) for line in (tmp_path / part / "run/dialogues.jsonl").read_text().splitlines()]
@@ -182,9 +160,7 @@ def test_past_opponents_speak_with_whole_weights(tmp_path, name):
     kept = [json.loads((tmp_path / f"two/snapshots{rank}").read_text()) for rank in (0, 1)]
     assert kept == [[len(snapshots[1]), len(snapshots[3])], [0, 0]], "only the main process keeps whole models"
     for expected, found in ((one, two), snapshots[:2], snapshots[2:]):
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            torch.testing.assert_close(found[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+        assert_close(found, expected)
 
 
 @pytest.mark.slow
@@ -192,8 +168,7 @@ def test_two_processes_go_on_from_an_older_checkpoint_and_one_of_them_sets_the_r
     args = {"save_steps": 1}
     trained(tmp_path, 2, args=args)
     weights, records = trained(tmp_path, 2, resume="checkpoint-1", args=args)
-    for key, value in alone.weights.items():
-        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert_close(weights, alone.weights)
     assert [r["step"] for r in records] == [1, 2, 3, 3]
     aside = sorted(path.name for path in (tmp_path / "run").glob("*.abandoned*"))
     assert aside == [
@@ -219,18 +194,9 @@ def test_a_checkpoint_in_shards_goes_on_in_any_number_of_processes(alone, name, 
     for number, environment in ((2, own), (1, {}), (4, own)):
         if number == 4 and name != "Sharded":
             continue
-        resumed, _ = trained(
-            tmp_path / str(number),
-            number,
-            environment,
-            resume=str(checkpoint),
-            args=args | {"save_strategy": "no", "use_cpu": args["use_cpu"] or number == 1},
-        )
-        for key, value in (whole if number == 2 else alone.weights).items():
-            close = 0 if number == 2 else 1e-5
-            torch.testing.assert_close(
-                resumed[key], value, atol=close, rtol=0, msg=lambda text, key=key: f"{key}: {text}"
-            )
+        again = args | {"save_strategy": "no", "use_cpu": args["use_cpu"] or number == 1}
+        resumed, _ = trained(tmp_path / str(number), number, environment, resume=str(checkpoint), args=again)
+        assert_close(resumed, *((whole, 0) if number == 2 else (alone.weights,)))
     exported = export(checkpoint, tmp_path / "exported")
     assert [path.name for path in exported] == ["ann", "bob"]
     team = Shards(checkpoint / "policies/bob/shards")
@@ -242,8 +208,7 @@ def test_a_checkpoint_in_shards_goes_on_in_any_number_of_processes(alone, name, 
 def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path):
     one, _ = trained(tmp_path / "one", 1, lora="shared")
     two, _ = trained(tmp_path / "two", 2, lora="shared")
-    for key, value in one.items():
-        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert_close(two, one)
     assert any("lora_B" in key and value.abs().max() > 1e-3 for key, value in one.items())
 
 
@@ -251,9 +216,7 @@ def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path
 def test_adapters_of_one_base_are_not_sharded_once_for_each(tmp_path):
     refused = launch(tmp_path / "cut", 2, STRATEGIES["Sharded"], lora="shared")
     assert refused.returncode != 0
-    assert (
-        "policies 'ann' and 'bob' are adapters of one base, which Sharded would shard once for each" in refused.stderr
-    )
+    assert "'ann' and 'bob' are adapters of one base, which Sharded would shard once for each" in refused.stderr
 
 
 @pytest.mark.slow
@@ -261,8 +224,7 @@ def test_running_means_are_those_of_all_processes(tmp_path):
     advantage = {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["agent"]}
     one, _ = trained(tmp_path / "one", 1, advantage=advantage)
     two, _ = trained(tmp_path / "two", 2, advantage=advantage)
-    for key, value in one.items():
-        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert_close(two, one)
     states = [
         json.loads((tmp_path / n / "run/checkpoint-3/state.json").read_text())["baselines"] for n in ("one", "two")
     ]
@@ -277,9 +239,7 @@ def test_running_means_are_those_of_all_processes(tmp_path):
 def test_rollouts_and_a_central_critic_are_those_of_all_processes(args, tmp_path):
     one, _ = trained(tmp_path / "one", 1, args=args)
     two, _ = trained(tmp_path / "two", 2, args=args)
-    assert one.keys() == two.keys()
-    for key, value in one.items():
-        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert_close(two, one)
 
 
 @pytest.mark.parametrize(
@@ -292,8 +252,7 @@ def test_a_process_that_fails_saves_with_the_others_what_was_trained(alone, tmp_
     failed = launch(tmp_path, 2, STRATEGIES[name], args=args, fails=1)
     assert failed.returncode != 0 and "saved in " in failed.stderr, failed.stderr
     weights, _ = trained(tmp_path, 2, STRATEGIES[name], resume=True, args=args)
-    for key, value in alone.weights.items():
-        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert_close(weights, alone.weights)
 
 
 @pytest.mark.slow

@@ -188,12 +188,3 @@ def test_a_slow_accelerator_fails(monkeypatch):
     assert run.failed == {"speed.update_mfu": "0.1, expected above 0.35"}
     run.check("not a number", float("nan"), float("nan") < 1, "under 1")
     assert run.failed["not a number"] == "nan, expected under 1"
-
-
-def test_without_an_accelerator_the_command_says_what_to_do(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu_acceptance.py"])
-    monkeypatch.setattr(gpu_acceptance.devices, "accelerator", lambda: None)
-    with pytest.raises(SystemExit) as exit_:
-        gpu_acceptance.main()
-    assert exit_.value.code == 2
-    assert "torch finds no accelerator here; --cpu --small" in capsys.readouterr().err

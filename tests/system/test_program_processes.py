@@ -10,7 +10,7 @@ import pytest
 import torch
 from asked_programs import ask, assistant, user
 from folders import ROOT, SUPPORT
-from launches import free_port
+from launches import ranks_of
 from tiny_run import config_of, end_of
 
 from maporl.config.parse import to_yaml
@@ -46,10 +46,7 @@ def two_processes(folder, program):
     file = folder / "config.yaml"
     file.write_text(to_yaml(config(folder / "run", program, per_device_train_batch_size=8)))
     places = os.pathsep.join(map(str, (ROOT, SUPPORT, Path(__file__).parent)))
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    variables = {**os.environ, **world, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    ranks = [variables | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-    return [processes.start(["-m", "maporl", "train", file, "-q"], rank) for rank in ranks]
+    return ranks_of(["-m", "maporl", "train", file, "-q"], 2, {"PYTHONPATH": places})
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +67,7 @@ def assert_close(end, other):
     for name, tensors in expected.items():
         for key, value in tensors.items():
             torch.testing.assert_close(weights[name][key], value, atol=1e-4, rtol=0)
-    for key in (
-        "ann/objective/scores",
-        "ann/grad_norm",
-        "ann/continued_share",
-        "program/failed",
-        "accuracy/turn_1",
-    ):
+    for key in ("ann/objective/scores", "ann/grad_norm", "ann/continued_share", "program/failed", "accuracy/turn_1"):
         found, wanted = ([record[key] for record in part if key in record] for part in (records, calm))
         assert found and found == pytest.approx(wanted, abs=2e-4), key
 

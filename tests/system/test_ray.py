@@ -8,21 +8,19 @@ import json
 import os
 import re
 import shutil
-import signal
 import stat
 import subprocess
-import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from folders import ROOT, blocks
+from killers import killed_after
 from safetensors.torch import load_file
 from thread_cluster import assert_equal
 from tiny_run import config_of, end_of, start
 
-from maporl.errors import ConfigError
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
 
@@ -45,17 +43,6 @@ def listening(pids):
     """The addresses at which processes listen, as ``ss`` tells them."""
     shown = subprocess.run(["ss", "-ltnp"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
     return [line.split()[3] for line in shown if any(f"pid={pid}," in line for pid in pids)]
-
-
-@pytest.mark.slow
-def test_a_short_run_in_one_group_is_a_local_one_to_the_bit(tmp_path):
-    """The shortest run that goes through all of it: a group that trains and one process that samples, for one
-    update."""
-    groups = {"team": {"policies": ["ann", "bob"]}}
-    short = {"evaluation": {"questions": 0}}
-    for name, more in (("local", {}), ("ray", {"cluster": {"backend": "ray", "groups": groups}})):
-        run.train(config_of(tmp_path / name, 1, short | more), resume=False, quiet=True)
-    assert_equal(end_of(tmp_path / "ray", 1), end_of(tmp_path / "local", 1))
 
 
 @pytest.mark.slow
@@ -89,16 +76,8 @@ def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_k
         pids = [member.pid() for member in victims]
         assert [psutil.Process(pid).nice() for pid in pids] == [psutil.Process().nice()] * 2
 
-        def kill():
-            while trainer.state.global_step < 1:
-                time.sleep(0.01)
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        trainer.train()
-        killer.join()
+        with killed_after(trainer, 1, *pids):
+            trainer.train()
         assert backend.pools["ann"].replaced == 1 and backend.learner_groups["bob"].restarts == 1
     finally:
         backend.end()
@@ -149,17 +128,10 @@ def test_dialogues_are_played_ahead_and_the_run_goes_on_from_a_checkpoint(tmp_pa
     extra = {"ppo": {"response_length": 3, "engine_tis_cap": 2.0}, "dialogues_logged": 8}
     config = config_of(tmp_path / "run", 10, {**sections(batching="flow"), **extra}, **options)
     trainer = build_trainer(config, quiet=True)
-
-    def kill():
-        while trainer.state.global_step < 3:
-            time.sleep(0.01)
-        os.kill(next(iter(trainer.home.pools["ann"]._members)).pid(), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
+    engine = next(iter(trainer.home.pools["ann"]._members))
     try:
-        trainer.train()
-        killer.join()
+        with killed_after(trainer, 3, engine.pid()):
+            trainer.train()
     finally:
         trainer.home.end()
     told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -235,15 +207,3 @@ def test_the_code_of_the_page_runs_on_ray_and_leaves_no_process(tmp_path, monkey
         for name, value in names["team"].policies["ann"].model.state_dict().items()
         if name in trained
     )
-
-
-@pytest.mark.slow
-def test_more_devices_than_there_are_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    from maporl.integrations.ray import ray_cluster
-    from maporl.integrations.ray.ray_places import Kind
-
-    groups = {"ann": {"policies": ["ann"], "learner": {"devices": 8}}, "bob": {"policies": ["bob"]}}
-    monkeypatch.setattr(ray_cluster, "kind_of", lambda devices, use_cpu, resources: Kind("CPU"))
-    with pytest.raises(ConfigError, match=r"ask for 11 devices \(ann to train 8, ann to sample 1, bob .* Ray has 2"):
-        build_trainer(config_of(tmp_path / "run", 3, sections(groups=groups)), quiet=True)
-    assert not (tmp_path / "run/logs").exists()

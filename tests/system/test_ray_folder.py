@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fake_groups import config_of
 from folders import ROOT
 from thread_cluster import check_cluster
 
@@ -19,7 +20,6 @@ from maporl.integrations.ray import ray_folder
 from maporl.integrations.ray.ray_backend import reads_hub
 from maporl.integrations.ray.ray_folder import end_abandoned, make_folder
 from maporl.run import ResolvedRun
-from maporl.validation.load import from_dict
 from trl_ext.process.inherited import inherited, only_inherited
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
@@ -151,12 +151,7 @@ def test_what_a_killed_run_and_its_killed_watchdog_left_is_ended_by_the_next_one
 
 
 def config(cluster, **agent):
-    return from_dict(
-        {
-            "output_dir": "runs/x", "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}, "bob": agent},
-            "protocol": {"name": "debate"}, "cluster": cluster,
-        }
-    )  # fmt: skip
+    return config_of({"ann": {"tiny": {}}, "bob": agent}, cluster=cluster)
 
 
 def test_only_groups_that_read_from_the_hub_get_its_token(tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from folders import ROOT
+from thread_cluster import assert_equal
 from tiny_run import config_of, end_of
 from typer.testing import CliRunner
 
@@ -104,22 +105,15 @@ def test_ctrl_c_and_sigterm_save_a_run_and_leave_nothing_and_it_ends_as_a_calm_o
     second.wait_for(metrics, 6)
     second.process.terminate()
     said = second.ended(143)
-    assert (
-        " --resume" in said
-        and "SIGTERM: stopped after update " in said
-        and "Traceback" not in said
-        and "loading" not in said
-    )
+    assert " --resume" in said and "SIGTERM: stopped after update " in said
+    assert "Traceback" not in said and "loading" not in said
     third = Terminal(tmp_path, config, "--resume", "-q")
     third.wait_for(metrics, UPDATES - 1)
     third.ended(0)
     calm = tmp_path / "calm"
     run.train(config_of(calm, UPDATES, sections("local")), resume=False, quiet=True)
-    (weights, records, dialogues), (expected, others, spoken) = end_of(folder, UPDATES), end_of(calm, UPDATES)
-    assert dialogues == spoken and weights.keys() == expected.keys() and len(weights) > 6
-    assert all(value.equal(weights[name][key]) for name, own in expected.items() for key, value in own.items())
-    own = [{k: v for k, v in record.items() if not k.startswith(("kv_cache/", "group/"))} for record in records]
-    assert own == [{k: v for k, v in record.items() if not k.startswith("kv_cache/")} for record in others]
+    weights, *_ = end = end_of(folder, UPDATES)
+    assert_equal(end, end_of(calm, UPDATES))
     groups = [json.loads(line) for line in metrics.read_text().splitlines()]
     for record in groups:
         for name in ("ann", "bob"):
@@ -131,10 +125,8 @@ def test_ctrl_c_and_sigterm_save_a_run_and_leave_nothing_and_it_ends_as_a_calm_o
                 idle, whole = record[f"group/{name}/{part}/idle"], record[f"group/{name}/seconds"]
                 assert 0 < idle < 1 and seconds + idle * whole == pytest.approx(whole, rel=0.02)
             assert record[f"group/{name}/tokens_per_second"] > 0
-    for name in (
-        "ann",
-        "bob",
-    ):  # they may arrive after the record of their update, and a run that is stopped has no more records
+    # weights may arrive after the record of their update, and a run that is stopped has no more records
+    for name in ("ann", "bob"):
         size = sum(value.nbytes for value in weights[f"final/{name}/model.safetensors"].values())
         sent = [record[f"group/{name}/sent_bytes"] for record in groups]
         assert all(number % size == 0 for number in sent) and (UPDATES - 3) * size <= sum(sent) <= (UPDATES + 3) * size

@@ -1,13 +1,10 @@
 """A run on Ray whose verifier has processes of its own, which are killed."""
 
-import os
-import signal
-import threading
-import time
 from importlib.util import find_spec
 
 import pytest
 import torch
+from killers import killed_after
 from tiny_run import config_of, end_of
 
 from maporl.config.schema import TinySection
@@ -35,17 +32,8 @@ def test_a_run_whose_verifier_is_killed_ends_as_a_local_one(tmp_path, monkeypatc
     # the processes end with the run
     monkeypatch.setattr(pool, "end", lambda: (names.extend(member.name for member in pool.members), end()))
     try:
-        victim = pool.members[1].pid()
-
-        def kill():
-            while trainer.state.global_step < 1:
-                time.sleep(0.01)
-            os.kill(victim, signal.SIGKILL)
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        trainer.train()
-        killer.join()
+        with killed_after(trainer, 1, pool.members[1].pid()):
+            trainer.train()
         assert pool.started == 3 and names == ["scoring verifier 0", "scoring verifier 2"]
     finally:
         trainer.home.end()
@@ -59,7 +47,5 @@ def test_a_run_whose_verifier_is_killed_ends_as_a_local_one(tmp_path, monkeypatc
             k: v for k, v in other.items() if k.split("/")[-1].startswith(kept)
         }
     assert sum(record["verifier/ejected"] for record in records) == 1
-    assert {path.name for path in (tmp_path / "run/logs").iterdir()} >= {
-        "scoring-verifier-0.log",
-        "scoring-verifier-2.log",
-    }
+    logs = {path.name for path in (tmp_path / "run/logs").iterdir()}
+    assert logs >= {"scoring-verifier-0.log", "scoring-verifier-2.log"}

@@ -6,13 +6,10 @@ that nothing here sleeps.
 """
 
 import importlib.util
-import os
-import signal
-import threading
-import time
 
 import pytest
 import torch
+from killers import killed_after
 from real_vllm import EXACT, HERE, saved, small_cache  # noqa: F401  # fixtures
 from safetensors.torch import load_file
 
@@ -65,18 +62,10 @@ def test_whole_weights_and_adapters_reach_the_vllms_of_their_groups(saved, tmp_p
     trainer = build_trainer(config_of(tmp_path / "run", agents, 5), quiet=True)
     pool = trainer.home.pools["ann"]
     before = load_file(tmp_path / "base-0-False" / "model.safetensors")
-
-    def kill():
-        while trainer.state.global_step < 2:
-            time.sleep(0.01)
-        os.kill(next(iter(pool._members)).pid(), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
     try:
-        trainer.train()
+        with killed_after(trainer, 2, next(iter(pool._members)).pid()):
+            trainer.train()
     finally:
-        killer.join()
         trainer.home.end()
     assert pool.replaced == 1
     records = trainer.run.read_metrics()

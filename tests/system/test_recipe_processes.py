@@ -7,7 +7,7 @@ import os
 import processes
 import pytest
 from folders import ROOT, SUPPORT
-from launches import free_port
+from launches import ranks_of
 
 from maporl.config.recipes import recipe_files
 from maporl.validation.load import load
@@ -20,18 +20,12 @@ RECIPES = [name for name in sorted(recipe_files()) if not load(name).loop.stages
 def launched(folder, number, recipes):
     """What each recipe is trained on in ``number`` processes: its rows, by their places in the run."""
     folder.mkdir()
-    variables = os.environ | {
-        "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-        "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-    }  # fmt: skip
+    path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     worker = [str(SUPPORT / "recipes_worker.py"), str(folder), str(QUESTIONS), *recipes]
     if number == 1:
-        done = processes.run(worker, os.environ | {"PYTHONPATH": variables["PYTHONPATH"]}, timeout=3600)
+        done = processes.run(worker, os.environ | path, timeout=3600)
     else:
-        ranks = [
-            processes.start(worker, variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(number)
-        ]
-        done = processes.end_of(ranks, 3600)
+        done = processes.end_of(ranks_of(worker, number, path), 3600)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return {
         name: sorted(row for rank in range(number) for row in json.loads((folder / f"{name}.{rank}.json").read_text()))

@@ -9,7 +9,6 @@ It needs a virtual environment with the server, of Python 3.12, and a folder wit
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from folders import ROOT
+from launches import free_port
 from tinker_stub import write_base
 
 from maporl.sections import TinySection
@@ -46,9 +46,7 @@ def server(tmp_path):
     uv.parent.mkdir()
     uv.write_text(UV.format(python=Path(str(SERVER), "bin/python")))
     uv.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = {
         "base-model": base, "backend": "jax", "backend-config": '{"max_lora_adapters": 6, "max_lora_rank": 8}',
         "host": "127.0.0.1", "port": port, "database-url": f"sqlite:///{tmp_path}/server.db", "checkpoints-base": tmp_path / "saved",

@@ -5,7 +5,7 @@ import json
 import processes
 import pytest
 from folders import ROOT, SUPPORT
-from launches import free_port
+from launches import ranks_of
 
 WORKER = SUPPORT / "together_worker.py"
 
@@ -14,12 +14,8 @@ WORKER = SUPPORT / "together_worker.py"
 def found(tmp_path_factory):
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("together")
-    world = {
-        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
-    ranks = [processes.start([WORKER, folder], world | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(2)]
-    done = processes.end_of(ranks, 120)
+    variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "HF_HUB_OFFLINE": "1"}
+    done = processes.end_of(ranks_of([WORKER, folder], 2, variables), 120)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return [json.loads((folder / f"rank{number}.json").read_text()) for number in range(2)]
 
@@ -35,7 +31,7 @@ def test_a_process_without_a_question_does_not_hold_up_the_one_that_asks_a_serve
 def test_several_processes_are_told_to_send_weights_together(found):
     for part in found:
         assert (
-            "policy 'ann': its servers have not got its weights; call the engine's sync('ann') in all 2"
+            "'ann': its servers have not got its weights; call the engine's sync('ann') in all 2"
             in part["rollouts"]["early"]
         )
 

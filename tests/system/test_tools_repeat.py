@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from folders import ROOT
-from launches import free_port
+from launches import free_port, ranks_of
 from safetensors.torch import load_file
 
 from maporl.environments.workers import Workers
@@ -186,13 +186,7 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_is_not(alone, tmp_pat
 @pytest.mark.slow
 def test_two_processes_play_and_learn_as_one(alone, tmp_path, module):
     path = written(tmp_path, module, batch=2)
-    variables = os.environ | {
-        "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-    }  # fmt: skip
-    words = ["-m", "maporl", "train", path, "-q"]
-    ranks = [processes.start(words, variables | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(2)]
-    done = processes.end_of(ranks, 300)
+    done = processes.end_of(ranks_of(["-m", "maporl", "train", path, "-q"], 2), 300)
     assert done.returncode == 0, done.stderr[-2000:]
     own, expected = weights(tmp_path), weights(alone)
     assert own.keys() == expected.keys()

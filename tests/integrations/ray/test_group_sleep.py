@@ -10,7 +10,6 @@ import thread_cluster
 from notebook_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args
 
 from maporl import Agent, MultiAgentPPOTrainer, RayBackend, Team
-from maporl.errors import ConfigError
 from maporl.integrations.ray import engine_process
 from maporl.integrations.ray.learner_process import LearnerProcess
 from maporl.integrations.ray.section import ClusterSection, GroupSection
@@ -109,8 +108,3 @@ def test_past_opponents_have_weights_of_their_own_in_the_vllm_of_their_group(tin
     spoke = [(d["step"], u["policy"]) for d in dialogues for u in d["utterances"] if u["agent"] == "bob"]
     assert {policy for step, policy in spoke if step > 1} == {"ann-past"}
     assert all(record["ann/policy/engine_gap"] < 1e-4 for record in trainer.run.read_metrics())
-
-
-def test_transformers_cannot_sleep(tiny, tmp_path):
-    with pytest.raises(ConfigError, match="the engine transformers has no sleep; use engine: vllm"):
-        trainer_of(tmp_path / "run", tiny, engine="transformers", sharing="sleep")

@@ -96,9 +96,7 @@ def test_a_cluster_that_is_not_there_is_refused_at_once():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         port = taken.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=rf"nothing answers at 127\.0\.0\.1:{port} .*ray start --head --port={port}"
-        ):
+        with pytest.raises(ConfigError, match=rf"nothing answers at 127\.0\.0\.1:{port} .*--head --port={port}"):
             check_reached(f"127.0.0.1:{port}")
         taken.listen()
         check_reached(f"127.0.0.1:{port}")

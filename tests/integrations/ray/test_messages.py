@@ -7,22 +7,17 @@ import re
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
-import torch
-from fake_groups import Engine, Learner, Thread, config_of, spec
+from fake_groups import Engine, Thread, spec
 
-from maporl.config.algorithm import OF_TEAM
 from maporl.config.command_line import known_errors
 from maporl.errors import ConfigError
-from maporl.integrations.ray import ray_backend
 from maporl.integrations.ray.engine_pool import EnginePool
 from maporl.integrations.ray.group import GroupFailed
 from maporl.integrations.ray.member import end_of, log_of
 from maporl.integrations.ray.ray_cluster import RayMember
 from maporl.integrations.ray.section import FailuresSection
-from maporl.training.args import MultiAgentPPOConfig
 
 
 def test_an_error_repeats_the_last_20_lines_of_a_log(tmp_path):
@@ -60,9 +55,8 @@ deep()
     assert done.returncode != 0 and done.stdout == done.stderr == ""
     text = log.read_text()
     assert ": ann engine 1 is process " in text.splitlines()[0] and text.splitlines()[1] == "loading"
-    assert (
-        "Segmentation fault" in text and "in deep" in text and "  | Fatal Python error" in end_of(log).splitlines()[1]
-    )
+    assert "Segmentation fault" in text and "in deep" in text
+    assert "  | Fatal Python error" in end_of(log).splitlines()[1]
 
 
 class FakeRay:
@@ -112,60 +106,3 @@ def test_an_engine_that_does_not_load_its_model_in_time_is_named(tmp_path):
     with pytest.raises(GroupFailed, match=re.escape(message)):
         pool.build()
     assert file.read_text() == "stacks of ann engine 0"
-
-
-class FakeCluster:
-    """Starts threads in place of processes."""
-
-    started_here = True
-
-    def __init__(self, memory, places, variables, reads_hub):
-        pass
-
-    def reserve(self, plan, section, use_cpu):
-        return SimpleNamespace(plan=plan, give_back=lambda: None)
-
-    def start(self, name, part, spec, number, places, place):
-        world = {"updates": [], "deaths": (), "hangs": (), "members": []}
-        return Thread(name, Learner(world, number) if part == "learner" else Engine())
-
-    def end(self):
-        pass
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_the_start_says_which_group_loads_what(quiet, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ray_backend, "Cluster", FakeCluster)
-    agents = {"ann": {"model": "org/small"}, "bob": {"tiny": {}}, "cy": {"tiny": {}, "policy": "bob"}}
-    groups = {
-        "a": {"policies": ["ann"], "learner": {"devices": 2}},
-        "b": {"policies": ["bob"], "engines": {"replicas": 3}},
-    }
-    config = config_of(agents, cluster={"backend": "ray", "groups": groups}, output_dir=str(tmp_path))
-    monkeypatch.setattr("maporl.integrations.ray.ray_cluster.version", lambda name: "2.60.0")
-    backend = ray_backend.RayBackend(config.cluster, quiet)
-    policy = SimpleNamespace(
-        trainable=True,
-        tokenizer=None,
-        algorithm=OF_TEAM,
-        stop_ids=frozenset(),
-        stop_strings=None,
-        adapter=None,
-        model=torch.nn.Linear(1, 1),
-    )
-    team = SimpleNamespace(policies={"ann": policy, "bob": policy}, critics=lambda *_: {"ann": "none", "bob": "none"})
-    backend.describe(config, team, MultiAgentPPOConfig.from_config(config))
-    backend.start(None, None, 1)
-    assert backend.metrics().keys() > {"group/a/learner/idle", "group/b/engines/idle", "group/b/restarts"}
-    backend.end()
-    told = capsys.readouterr().err.splitlines()
-    if quiet:
-        assert told == []
-        return
-    assert told[0] == "starting Ray on this machine"
-    assert "group a: 2 processes that train: loading org/small" in told
-    assert "group b: 1 process that trains: ready after 0 s" in told
-    assert told[-2:] == [
-        "group b: 3 processes that sample: loading a tiny model",
-        "group b: 3 processes that sample: ready after 0 s",
-    ]

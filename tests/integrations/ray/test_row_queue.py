@@ -34,15 +34,6 @@ def test_free_processes_share_what_waits(joining):
     assert given(own) == [("a", 3, 3), ("b", 3, 3), ("c", 2, 2)] and own.all_busy and not own.waiting
 
 
-def test_what_is_above_the_limit_waits():
-    own = queue("ab", 10, rows=4)
-    _, second = own.next(), own.next()
-    assert len(second[1]) == 4 and own.next() is None and len(own.waiting) == 2
-    own.answered("b", dict.fromkeys(second[1], "said"))
-    own.free("b")
-    assert given(own) == [("b", 2, 2)]
-
-
 def test_rows_join_those_that_run_so_that_processes_work_on_equally_many():
     own = queue("ab", 6, joining=True)
     first, second = own.next(), own.next()

@@ -128,9 +128,7 @@ def test_a_process_that_hangs_is_replaced_and_its_stacks_are_kept(folder, tmp_pa
 
 def test_after_the_retries_the_run_stops_or_takes_labels_or_waits(folder, tmp_path):
     pool, _ = pool_of(tmp_path, run_of(folder, retries=1), 1, dying=range(1, 100))
-    with pytest.raises(
-        RewardFailure, match=r"could not score .*verifier 1: the process has ended; asked 2 times \(reward\.veri"
-    ):
+    with pytest.raises(RewardFailure, match=r"verifier 1: the process has ended; asked 2 times \(reward\.veri"):
         pool.scores(CHATS, [None] * 11)
     pool, _ = pool_of(tmp_path, run_of(folder, retries=1, on_failure="label"), 1, dying=range(1, 100))
     found = pool.scores(CHATS, [None] * 11)
@@ -144,9 +142,7 @@ def test_after_the_retries_the_run_stops_or_takes_labels_or_waits(folder, tmp_pa
 def test_a_chat_that_is_too_long_has_no_score(folder, tmp_path):
     long = [*CHATS[:3], [CHATS[0][0], {"role": "assistant", "content": "1" * 99}]]
     pool, _ = pool_of(tmp_path, run_of(folder), 2)
-    with pytest.raises(
-        RewardFailure, match=r"could not score an answer: the chat has .* tokens and the verifier reads"
-    ):
+    with pytest.raises(RewardFailure, match=r"could not score an answer: the chat has .* tokens"):
         pool.scores(long, [None] * 4)
     pool, _ = pool_of(tmp_path, run_of(folder, on_failure="label"), 2)
     found = pool.scores(long, [None] * 4)
@@ -208,9 +204,7 @@ def test_an_answer_is_paid_the_probability_or_the_output(folder):
 
 def test_the_verifier_counts_among_the_devices(folder):
     config = run_of(folder, {**TWO, "devices": {"cpu": 5}})
-    with pytest.raises(
-        ConfigError, match=r"they ask for 6 places \(the verifier 1, the verifier 1, ann to train 1.*has 5"
-    ):
+    with pytest.raises(ConfigError, match=r"6 places \(the verifier 1, the verifier 1, ann to train 1.*has 5"):
         check_cluster(ResolvedRun(config))
 
 
