@@ -1,20 +1,25 @@
 """Anthropic's messages: requests as they are read, replies as they are written, and the real client of the ``anthropic``
 package against the real server."""
 
+import asyncio
+import json
 import re
 import sys
 
 import pytest
 from asked_programs import Script, post, user
 from asked_programs import play as play_script
+from folders import ROOT
 from test_clients import TOOL as ADD
 from test_clients import call, play
 
 from maporl.decoding import Sampling
 from maporl.guard import Limits
+from maporl.runs.train import train
 from maporl.serving.anthropic import error, message, read_message
 from maporl.serving.wire import ChatRequest, Refused, read_chat
 from maporl.types import Call, Stop, Utterance
+from maporl.validation.load import load
 
 anthropic = pytest.importorskip("anthropic")
 AGENTS = ("ann", "bob")
@@ -393,3 +398,56 @@ def test_a_command_that_makes_its_client_without_arguments_finds_its_agents(tmp_
     (tmp_path / "program.py").write_text(COMMAND)
     [dialogue] = play_script(None, Script(ann=["4"]), command=(sys.executable, str(tmp_path / "program.py")))
     assert dialogue.outcome == {"answer": "4", "calls": 1, "requests": 1, "answered": 1}
+
+
+def test_an_asynchronous_client_asks_agents_at_the_same_time():
+    async def program(question, base_url):
+        async with client_of(base_url, anthropic.AsyncAnthropic) as client:
+
+            async def ask(agent):
+                fields = {"model": agent, "max_tokens": 8, "messages": [user(question)]}
+                whole = await client.messages.create(**fields)
+                async with client.messages.stream(**fields) as stream:
+                    return whole.content[0].text + await stream.get_final_text()
+
+            return " ".join(await asyncio.gather(ask("ann"), ask("bob")))
+
+    dialogue, _ = play(program, {"ann": ["1", "2"], "bob": ["3", "4"]})
+    assert dialogue.outcome == {"answer": "12 34", "calls": 4, "requests": 4, "answered": 4}
+
+
+def test_the_same_conversation_by_both_clients_is_one():
+    """An agent that was asked in Anthropic's form goes on when it is asked in OpenAI's."""
+    openai = pytest.importorskip("openai")
+
+    def program(question, base_url):
+        first = client_of(base_url).messages.create(
+            model="ann", max_tokens=64, messages=[user(question)], system="Add.", tools=[TOOL]
+        )
+        [asked] = first.content
+        calls = [
+            {"id": asked.id, "type": "function", "function": {"name": "add", "arguments": json.dumps(asked.input)}}
+        ]
+        messages = [
+            {"role": "system", "content": "Add."},
+            user(question),
+            {"role": "assistant", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": asked.id, "content": "2"},
+        ]
+        client = openai.OpenAI(base_url=base_url, api_key="any")
+        return (
+            client.chat.completions.create(model="ann", messages=messages, tools=[OPENAIS]).choices[0].message.content
+        )
+
+    dialogue, _ = play(program, {"ann": [call("add", a=1), "2"]})
+    assert [(u.after, u.tags.get("history")) for u in dialogue.utterances] == [(None, None), (0, "continued")]
+
+
+def test_a_program_of_this_client_trains_both_agents(tmp_path):
+    changes = ["updates=2", "branching.group=2", f"output_dir={tmp_path / 'run'}", "protocol.run=with_anthropic:solve"]
+    train(load(ROOT / "examples/programs/team.yaml", changes), resume=False, quiet=True)
+    updates = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert len(updates) == 2
+    for update in updates:
+        assert update["solver/continued_share"] == 1.0 and update["program/failed"] == 0.0
+        assert update["solver/val/first_ratio"] == update["checker/val/first_ratio"] == pytest.approx(1.0, abs=1e-5)

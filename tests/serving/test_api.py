@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -250,6 +251,21 @@ def test_a_program_that_was_trained_goes_on_with_the_trained_agents(tmp_path, mo
             reply = ask(served, "team", dialogue.example.question).json()
             assert reply["choices"][0]["message"]["content"] == dialogue.outcome["answer"]
             assert [one["agent"] for one in reply["maporl"]["dialogue"]] == ["solver", "checker", "solver"]
+
+
+def test_the_page_asks_as_it_says(served, capsys):
+    pytest.importorskip("openai")
+    page = (ROOT / "docs/howto/api.md").read_text(encoding="utf-8")
+    code = re.search(r"```py\n(.*?)```", page, re.DOTALL)[1]
+    exec(code.replace("http://127.0.0.1:8700", served.url))
+    assert (
+        capsys.readouterr().out.strip() == ask(served, "ann", "What is 6*7?").json()["choices"][0]["message"]["content"]
+    )
+    body = json.loads(re.search(r"-d '(.*?)'", page)[1])
+    reply = httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()
+    shown = json.loads(re.search(r"```json\n(.*?)```", page, re.DOTALL)[1])
+    assert reply["maporl"].keys() == shown.keys()
+    assert reply["maporl"]["dialogue"][0].keys() == shown["dialogue"][0].keys()
 
 
 def test_more_than_can_wait_are_told_to_come_again_and_who_leaves_frees_a_place(run):
