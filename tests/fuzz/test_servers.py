@@ -586,8 +586,8 @@ def choice(ids=(5, 6), logprobs=(-1.0, -2.0)):
     return {"choices": [{"finish_reason": "stop", "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}
 
 
-def vllm_at(server):
-    return RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0))
+def vllm_at(server, **section):
+    return RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0, **section))
 
 
 ASKED = TokenRequest("base", [1], Draw(4), label="one")
@@ -607,6 +607,14 @@ def test_a_wrong_completion_names_the_server(found):
     server = Stranger(http(found))
     with pytest.raises(VLLMFailure, match=rf"{server.url}: one, model 'base': .*(vLLM server|not JSON)"):
         vllm_at(server).sample([ASKED])
+
+
+def test_a_vllm_server_gets_its_key_and_so_many_requests_at_a_time(monkeypatch):
+    monkeypatch.setenv("THE_KEY", KEY)
+    server = Stranger(*(http(choice([number, 6])) for number in range(8)))
+    found = vllm_at(server, key_variable="THE_KEY", concurrency=1).sample([ASKED] * 8)
+    assert [one.ids[0] for one in found] == list(range(8)), "one after the other"
+    assert f"authorization: bearer {KEY}" in server.asked[0][0].lower()
 
 
 def test_servers_of_other_things_are_told_from_vllm():
