@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import yaml
 from fast_cases import some
-from folders import ROOT
 from notebook_runs import DEBATE, HELD_OUT, TASK, args
 from peft import LoraConfig
 from safetensors.torch import load_file
@@ -25,7 +24,6 @@ from maporl.cli.main import app
 from maporl.config.schema import AdvantageConfig, BranchingSection, TinySection
 from maporl.errors import RunError
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from maporl.training.args import MAY_CHANGE, OF_PROGRAMS
 from trl_ext.files.manifest import CheckpointError
 
 ALPHABET = "0123456789+=;?ab"
@@ -188,12 +186,6 @@ def test_what_decides_weights_stays(config, ended, changed):
     Path("run/config.yaml").write_text(yaml.safe_dump(values | {"loop": loop}))
     told = maporl("train", "run/config.yaml", "--resume", changed, "-q", status=1)
     assert re.search(r"batch_size was 4 and is 2|\(seed was 3 and is 4\)|\(evaluation.questions was 8 and is 6\)", told)
-
-
-def test_what_may_change_is_on_the_page():
-    page = (ROOT / "docs/commands.md").read_text()
-    named = {pattern.split(".")[-1] for pattern in (*MAY_CHANGE, *OF_PROGRAMS)}
-    assert [name for name in sorted(named) if not re.search(rf"`(\w+\.)*{name}`", page)] == []
 
 
 LATE = """
