@@ -102,11 +102,8 @@ class FakeVLLM(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self._say(
-            {"version": self.server.says["version"]}
-            if self.path == "/version"
-            else {"data": self.server.says["models"]}
-        )
+        says = self.server.says
+        self._say({"version": says["version"]} if self.path == "/version" else {"data": says["models"]})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -123,9 +120,8 @@ class FakeVLLM(BaseHTTPRequestHandler):
             "index": 0, "text": "x", "finish_reason": self.server.says.get("ends", lambda: "stop")(), "token_ids": [self.server.says["token"]],
             "logprobs": {"token_logprobs": [logprob], "tokens": ["x"], "text_offset": [0], "top_logprobs": None},
         }  # fmt: skip
-        return self._say(
-            {"id": "1", "object": "text_completion", "created": 1, "model": body["model"], "choices": [choice]}
-        )
+        known = {"id": "1", "object": "text_completion", "created": 1, "model": body["model"]}
+        return self._say(known | {"choices": [choice]})
 
     def _say(self, content, status=200):
         data = json.dumps(content).encode()
@@ -148,13 +144,8 @@ def fake(tiny):
     here = float(maths.token_logprobs(logits, torch.tensor([5]), 0.7))
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeVLLM)
     server.requests = []
-    server.says = {
-        "version": "0.32.0",
-        "models": [{"id": "base", "parent": None}],
-        "tokens": ids,
-        "token": 5,
-        "logprob": lambda body: here,
-    }
+    server.says = {"version": "0.32.0", "models": [{"id": "base", "parent": None}], "tokens": ids, "token": 5}
+    server.says["logprob"] = lambda body: here
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
     def engine(folder, **section):

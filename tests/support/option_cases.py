@@ -74,9 +74,10 @@ class Case:
 def forks(how: str, **protocol: Any) -> dict[str, Any]:
     order = {"name": "chain", "order": ["ann", "bob"], "later": "{others};{question}", "quote": "{text}"}
     advantage = {**MEANS, "scale": "none", "key": ["prompt", "agent"]}
+    branching = {"how": how, "group": 3}
     return {
         "protocol!": protocol or order,
-        "branching": {"how": how, "group": 3},
+        "branching": branching,
         "reward": {"rules": ["own"]},
         "advantage": advantage,
     }
@@ -88,12 +89,8 @@ def loop(*stages: dict[str, Any]) -> dict[str, Any]:
 
 
 def schedule(**section: Any) -> dict[str, Any]:
-    return {
-        "schedule": section,
-        "updates": 4,
-        "training": {"per_device_train_batch_size": 2},
-        "evaluation": {"questions": 0},
-    }
+    small = {"updates": 4, "training": {"per_device_train_batch_size": 2}, "evaluation": {"questions": 0}}
+    return small | {"schedule": section}
 
 
 def world(use: str, **section: Any) -> dict[str, Any]:
