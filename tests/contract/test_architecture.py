@@ -150,12 +150,10 @@ def test_a_budget_that_is_exceeded_missing_or_of_nothing_is_named(tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert weigh.faults(tmp_path) == [
-        "maporl/text.py: its budget is 1 lines of code, and it has 2; make it smaller, or raise the budget in "
-        "docs/budget.yaml with a decision record that says what became smaller",
-        "maporl/words: it has 1 lines of code and no budget; give it one in docs/budget.yaml, below its kind, with a "
-        "decision record that says what became smaller",
-        "maporl/integrations/hub: it has no module, and docs/budget.yaml gives it 20 lines of code; remove its budget",
+    assert [fault.partition(";")[0] for fault in weigh.faults(tmp_path)] == [
+        "maporl/text.py: its budget is 1 lines of code, and it has 2",
+        "maporl/words: it has 1 lines of code and no budget",
+        "maporl/integrations/hub: it has no module, and docs/budget.yaml gives it 20 lines of code",
     ]
     assert weigh.sums(weigh.weigh(tmp_path), tmp_path) == {
         "companion": (1, 3, 3), "core": (3, 4, 12), "extension": (1, 0, 20), "all": (5, 7, 35)

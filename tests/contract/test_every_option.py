@@ -66,12 +66,10 @@ def leaves(kind: type = Config, above: str = "") -> dict[str, Any]:
 
 
 def strip(hint: Any) -> Any:
-    """Return a type without what is annotated."""
     return strip(typing.get_args(hint)[0]) if typing.get_origin(hint) is typing.Annotated else hint
 
 
 def sections_in(hint: Any) -> list[type]:
-    """Return the sections that stand in a type."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return [hint]
     return [section for part in typing.get_args(hint) for section in sections_in(part)]
@@ -224,7 +222,6 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """Return the first kind of evidence that differs."""
     return next((kind for kind in KINDS if one[kind] != other[kind]), None)
 
 

@@ -61,7 +61,6 @@ def documented_methods() -> dict[str, tuple[set[str], set[str]]]:
 
 
 def inherits_docstring(method: str, owner: str, classes: dict[str, tuple[set[str], set[str]]]) -> bool:
-    """Whether a base class of ``owner`` documents ``method``."""
     above = classes.get(owner, (set(), set()))[0]
     return any(
         method in classes.get(base, (set(), set()))[1] or inherits_docstring(method, base, classes) for base in above

@@ -58,7 +58,6 @@ def put(values, path, value):
 
 
 def refusal(values, deep=False):
-    """The message that refuses ``values``; None where they are accepted."""
     try:
         config = from_dict(values, "c.yaml")
         if deep:

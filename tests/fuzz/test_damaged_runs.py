@@ -111,7 +111,6 @@ def other_content(rng, file):
 
 
 def mutate(rng, folder):
-    """Change a file of the run, or put something else in its place."""
     file = rng.choice(sorted(path for path in folder.iterdir() if path.suffix in READ))
     if rng.random() < 0.8:
         file.write_bytes(other_content(rng, file))

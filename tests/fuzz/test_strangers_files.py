@@ -138,7 +138,6 @@ SERVERS = {
 
 
 def put(config, key, value):
-    """``config`` with ``value`` at the dotted ``key``."""
     config = copy.deepcopy(config)
     *parts, last = key.split(".")
     place = config

@@ -68,6 +68,5 @@ FOLDER = ROOT / "configs/ppo/reproduce"
 
 
 def tiny_values(name, folder, monkeypatch):
-    """The tiny version of a configuration of this folder."""
     monkeypatch.setattr(tiny_versions, "recipe_file", lambda name: FOLDER / f"{name}.yaml")
     return tiny_versions.tiny_version(name, folder)
