@@ -354,6 +354,7 @@ WORTHLESS = {
     "a flood": completion("x" * 1001),
     "a part without text": completion([{"type": "text"}]),
     "a part that is a number": completion([5]),
+    "a mapping": completion({"text": "x"}),
 }
 
 
