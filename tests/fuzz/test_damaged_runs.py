@@ -177,7 +177,7 @@ def test_hundreds_of_damaged_runs_are_shown_or_refused_in_one_line(whole, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "name", ["config.yaml", "metrics.jsonl", "dialogues.jsonl", "evaluation_after.json", "crossplay.json"]
+    "name", ["config.yaml", "metrics.jsonl", "dialogues.jsonl", "evaluation_after.json", "crossplay.json", "audit.json"]
 )
 @pytest.mark.parametrize("kind", ["nowhere", "itself", "pipe"])
 def test_a_link_that_leads_nowhere_is_named_and_no_pipe_is_waited_for(whole, tmp_path, name, kind):
