@@ -12,7 +12,7 @@ from typing import Any
 
 from maporl.errors import RunError
 from maporl.report.charts import finite
-from maporl.report.files import unlike
+from maporl.report.files import is_there, unlike
 from maporl.report.read import Run
 from maporl.types import Dialogue, Stop, is_program
 from trl_ext.learning.audit import (
@@ -163,7 +163,7 @@ def audit_of(run: Run) -> Audit:
     A run that recorded no audit is audited by its metrics and dialogues; the note says what is not known then.
 
     Raises:
-        RunError: the recorded audit is damaged.
+        RunError: the recorded audit is damaged, or no file.
     """
     updates, wanted = run.updates(), run.config.get("updates")
     file = run.folder / AUDIT
@@ -172,7 +172,7 @@ def audit_of(run: Run) -> Audit:
         if run.finished or not updates
         else f"after {updates[-1]['step']} of {wanted} updates; the run goes on, or was cut off"
     )
-    if file.exists():
+    if is_there(file):
         recorded = read_audit(file)
         built, counts, note = recorded.built, counted(run.metrics) or recorded.counts, ended
     else:

@@ -31,17 +31,8 @@ LIGHT = (
 )  # fmt: skip
 """Packages and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
-OUTSIDE_TRL_EXT = HEAVY | {
-    "huggingface_hub",
-    "liger_kernel",
-    "llguidance",
-    "safetensors",
-    "numpy",
-    "deepspeed",
-    "filelock",
-    "psutil",
-    "annotated_types",
-}
+LIGHTER = {"huggingface_hub", "liger_kernel", "llguidance", "safetensors", "numpy", "deepspeed", "filelock", "psutil"}
+OUTSIDE_TRL_EXT = HEAVY | LIGHTER | {"annotated_types"}
 
 
 def imports_inside():
@@ -70,18 +61,6 @@ def test_every_package_has_a_folder_of_tests_and_every_folder_of_tests_is_on_the
     assert {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} >= beside
 
 
-def test_the_data_types_on_the_page_are_classes():
-    page = (
-        make_architecture.PAGE.read_text(encoding="utf-8").split("### Data types along one update")[1].split("## ")[0]
-    )
-    types = re.findall(r"^\| `(\w+)` \| `([\w/]+)` \| (.+) \|$", page, re.M)
-    assert 10 < len(types) <= 18
-    classes = {name for path in FILES.values() for name in re.findall(r"^class (\w+)", path.read_text(), re.M)}
-    named = {name for one, _, text in types for name in (one, *re.findall(r"`([A-Z]\w+)`", text))}
-    assert named - classes == set()
-    assert all((ROOT / folder).is_dir() for _, folder, _ in types)
-
-
 def test_the_page_names_files_and_tables_that_exist():
     page = make_architecture.PAGE.read_text(encoding="utf-8").split("## Where does a new line belong?")[1]
     named = re.findall(r"`(\w+)` (?:in|of) `([\w.]+/[\w/.]+\.py)`", page)
@@ -89,21 +68,6 @@ def test_the_page_names_files_and_tables_that_exist():
     assert [(name, file) for name, file in named if name not in re.findall(r"\w+", (ROOT / file).read_text())] == []
     files = set(re.findall(r"`((?:maporl|trl_ext|docs|tests|configs|benchmarks)/[\w/.]+)`", page))
     assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
-
-
-def test_what_companions_import_is_read_from_the_imports(monkeypatch):
-    kinds = {
-        "maporl/guard": "companion",
-        "maporl/sandbox": "companion",
-        "maporl/types.py": "core",
-        "maporl/cli": "core",
-    }
-    guard, _, types, cli = shown = [make_architecture.Package(n, path) for n, path in enumerate(kinds)]
-    made = [(a, b, make_architecture.Import("", "", "")) for a, b in [(guard, types), (cli, types), (cli, guard)]]
-    monkeypatch.setattr(make_architecture, "packages", lambda: shown)
-    monkeypatch.setattr(make_architecture, "steps", lambda: made)
-    monkeypatch.setattr(weigh, "budgets", lambda: {path: weigh.Budget(kind, 10) for path, kind in kinds.items()})
-    assert make_architecture.left() == "| `maporl/guard` | `maporl/types.py` |\n| `maporl/sandbox` | nothing |\n"
 
 
 def test_companions_are_used_through_their_public_face():
@@ -186,12 +150,10 @@ def test_a_budget_that_is_exceeded_missing_or_of_nothing_is_named(tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert weigh.faults(tmp_path) == [
-        "maporl/text.py: its budget is 1 lines of code, and it has 2; make it smaller, or raise the budget in "
-        "docs/budget.yaml with a decision record that says what became smaller",
-        "maporl/words: it has 1 lines of code and no budget; give it one in docs/budget.yaml, below its kind, with a "
-        "decision record that says what became smaller",
-        "maporl/integrations/hub: it has no module, and docs/budget.yaml gives it 20 lines of code; remove its budget",
+    assert [fault.partition(";")[0] for fault in weigh.faults(tmp_path)] == [
+        "maporl/text.py: its budget is 1 lines of code, and it has 2",
+        "maporl/words: it has 1 lines of code and no budget",
+        "maporl/integrations/hub: it has no module, and docs/budget.yaml gives it 20 lines of code",
     ]
     assert weigh.sums(weigh.weigh(tmp_path), tmp_path) == {
         "companion": (1, 3, 3), "core": (3, 4, 12), "extension": (1, 0, 20), "all": (5, 7, 35)
@@ -370,10 +332,3 @@ def test_a_fresh_import_lists_every_public_name(package):
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
-
-
-@pytest.mark.parametrize("package", ["maporl", "trl_ext"])
-def test_a_star_takes_the_public_names_and_nothing_else(package):
-    names: dict = {}
-    exec(f"from {package} import *", names)
-    assert sorted(set(names) - {"__builtins__"}) == importlib.import_module(package).__all__

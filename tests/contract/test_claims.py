@@ -2,15 +2,20 @@
 
 import json
 import re
-import statistics
-import sys
 from contextlib import contextmanager
 
+import claims
+import claims_verifier
 import httpx2
 import pytest
+import quickstart
+import staleness
 import torch
+from claims_data import CLAIMS, Comparison
+from claims_drawing import drawing
 from folders import ROOT
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from learning import Run
+from one_policy import saved_verifier
 
 from maporl.config.schema import TinySection
 from maporl.studies.comparing.study import Measured, compared
@@ -18,15 +23,6 @@ from maporl.tiny import build_tiny_tokenizer
 from maporl.validation.load import load
 from maporl.verifier.encoding import chat_of
 from maporl.verifier.model import Verifier
-
-sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package
-import claims
-import claims_verifier
-import quickstart
-import staleness
-from claims_data import CLAIMS, Comparison
-from claims_drawing import drawing
-from learning import Run
 
 RESULTS = claims.read_results()
 
@@ -80,17 +76,107 @@ def test_expectations_that_are_no_comparison_are_compared_with_what_was_measured
     assert f"CORY's KL is {share:.0%} of PPO alone's" in cory and share > 0.5
 
 
-def test_the_page_of_verifiers_says_what_the_claim_came_to():
-    text = " ".join((ROOT / "docs/howto/verifier.md").read_text(encoding="utf-8").split())
+def measured(name):
+    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+
+
+def interval(difference, half):
+    return f"{difference:+.1f} ({difference - half:+.1f} to {difference + half:+.1f})"
+
+
+def of_a_claim():
     gain, more = RESULTS["varied_verifier"]["differences"]
     mean = claims.means(RESULTS["varied_verifier"])
     beside = mean["varied verifier"]["final turn, %"] - mean["labels"]["final turn, %"]
-    assert (
-        f"gained {gain['mean']:+.3g} points over the untrained team (95% interval {gain['low']:+.3g} to {gain['high']:+.3g})"
-        in text
-    )
-    assert f"the team that learned from labels (difference {beside:+.1f} points)" in text
-    assert f"taught {more['mean']:.3g} points less" in text
+    wide = f"(95% interval {gain['low']:+.3g} to {gain['high']:+.3g})"
+    yield f"gained {gain['mean']:+.3g} points over the untrained team {wide}"
+    yield f"the team that learned from labels (difference {beside:+.1f} points)"
+    yield f"taught {more['mean']:.3g} points less"
+
+
+def of_old_answers(world):
+    """Each arm that was run is a row with the mean, the paired difference and every seed."""
+    report = measured(f"staleness{world}")
+    assert staleness.differences(report["runs"]) == report["differences"]
+    for arm, told in report["differences"].items():
+        apart = f"{told['difference']:+.1f} ± {told['half interval']}" if "difference" in told else ""
+        seeds = ", ".join(f"{run['final turn']:.1f}" for run in report["runs"][arm].values())
+        yield f" | {told['mean']} | {apart} | {seeds} |"
+
+
+def of_unseen_errors():
+    found = measured("verifier_errors")["verifiers"]
+    for kind in found["verifier"]:
+        cells = [
+            f"{own[kind]['mean score']:.3f} | " + ("" if kind == "right" else f"{own[kind]['right scores more']:.1%}")
+            for own in (found["verifier"], found["varied verifier"])
+        ]
+        yield f"| {kind} | {' | '.join(cells)} |"
+
+
+def of_sharing():
+    teams = {"voters": "three voters", "orchestrator": "orchestrator, two specialists"}
+    for workflow, report in measured("sharing")["workflows"].items():
+        runs = {(name.split("-")[0], int(name.split("-")[1])): Measured(**run) for name, run in report["runs"].items()}
+        for measure in ("final turn", "peak", "fall"):
+            row = compared(runs)[measure]
+            means, apart = row["means"], row["differences"]["apart"]
+            told = f"{means['shared']:.1f} | {means['apart']:.1f} | {interval(apart['difference'], apart['half'])}"
+            yield f"| {teams.get(workflow, workflow)} | {measure} | {told} |"
+
+
+def of_algorithms():
+    for world in measured("algorithms")["comparisons"].values():
+        row = world["compared"]["final turn"]
+        first, *others = row["means"].values()
+        yield f" | {first:.1f} | |"
+        for mean, told in zip(others, row["differences"].values(), strict=True):
+            yield f" | {mean:.1f} | {interval(told['difference'], told['half'])}: "
+
+
+def of_a_service():
+    told = measured("tinker_learning")["compared"]
+    apart = told["differences"]["here"]
+    low, high = (apart["difference"] + sign * apart["half"] for sign in (-1, 1))
+    ends = f"{told['means']['service']:.1f}% on the service and {told['means']['here']:.1f}% locally"
+    yield f"{ends} ({apart['difference']:+.1f}, {low:+.1f} to {high:+.1f})"
+
+
+def of_answers_in_json():
+    for measure, arms in measured("structured")["differences"].items():
+        yield f"| json | {measure} | {arms['json']['mean']:.1f} | |"
+        for arm in ("bare", "json_unmasked"):
+            told = arms[arm]
+            yield f"| {arm} | {measure} | {told['mean']:.1f} | {interval(told['minus json'], told['half'])} |"
+    ends = {arm: [run["held out"] for run in seeds.values()] for arm, seeds in measured("structured")["runs"].items()}
+    assert max(ends["json_unmasked"]) < 50 and sum(end < 80 for end in ends["json"]) == 3
+
+
+def of_an_address():
+    report, memory = measured("served_team"), measured("served_soak")["mib"]
+    for clients in (1, 8, 32):
+        kinds = ("ours", "two adapters", "transformers")
+        cells = [report["medians"][f"{kind}, {clients}"]["tokens"] for kind in kinds] + [report["bare"][str(clients)]]
+        yield f"| {clients} | {' | '.join(f'{cell:.1f}' for cell in cells)} |"
+    yield f"{memory['1000']:.1f} MiB after 1,000 and {memory['10000']:.1f} MiB after all"
+
+
+FIGURES = {
+    "howto/verifier.md": of_a_claim,
+    "cluster.md": lambda: (text for world in ("", "_cory", "_grouped") for text in of_old_answers(world)),
+    "lab/verifiers.md": of_unseen_errors,
+    "howto/sharing.md": of_sharing,
+    "howto/algorithms.md": of_algorithms,
+    "howto/tinker.md": of_a_service,
+    "learning.md": of_answers_in_json,
+    "howto/api.md": of_an_address,
+}
+
+
+@pytest.mark.parametrize("page", FIGURES)
+def test_the_figures_of_a_page_are_those_that_were_measured(page):
+    words, *wanted = (" ".join(text.split()) for text in ((ROOT / "docs" / page).read_text("utf-8"), *FIGURES[page]()))
+    assert wanted and [text for text in wanted if text not in words] == []
 
 
 def test_the_readme_and_a_page_say_what_the_seeds_of_the_quickstart_came_to():
@@ -106,102 +192,6 @@ def test_the_readme_and_a_page_say_what_the_seeds_of_the_quickstart_came_to():
     assert all(run["final turn"] >= 94 for run in report["runs"])
     missed = {(run["seed"], run["threads"]): run["missed"] for run in report["runs"] if run["missed"]}
     assert missed == {(0, 2): ["first turn"], (0, 4): ["first turn"]}, "the page names the one that is outside"
-
-
-@pytest.mark.parametrize("world", ["", "_cory", "_grouped"])
-def test_the_page_on_clusters_says_what_old_answers_cost(world):
-    """Each arm that was run is a row with the mean, the paired difference and every seed."""
-    report = json.loads((ROOT / f"benchmarks/results/staleness{world}.json").read_text())
-    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
-    assert staleness.differences(report["runs"]) == report["differences"]
-    for arm, told in report["differences"].items():
-        apart = f"{told['difference']:+.1f} ± {told['half interval']}" if "difference" in told else ""
-        seeds = ", ".join(f"{run['final turn']:.1f}" for run in report["runs"][arm].values())
-        assert f" | {told['mean']} | {apart} | {seeds} |" in page, arm
-
-
-def test_a_page_says_what_verifiers_think_of_errors_that_they_have_not_seen():
-    found = json.loads((ROOT / "benchmarks/results/verifier_errors.json").read_text())["verifiers"]
-    page = (ROOT / "docs/lab/verifiers.md").read_text(encoding="utf-8")
-    for kind in found["verifier"]:
-        cells = [
-            f"{own[kind]['mean score']:.3f} | " + ("" if kind == "right" else f"{own[kind]['right scores more']:.1%}")
-            for own in (found["verifier"], found["varied verifier"])
-        ]
-        assert f"| {kind} | {' | '.join(cells)} |" in page
-
-
-@pytest.mark.parametrize(("workflow", "team"), [
-    ("voters", "three voters"),
-    ("generator, verifier, refiner",) * 2,
-    ("orchestrator", "orchestrator, two specialists"),
-])  # fmt: skip
-def test_the_page_on_sharing_says_what_each_workflow_came_to(workflow, team):
-    report = json.loads((ROOT / "benchmarks/results/sharing.json").read_text())["workflows"][workflow]
-    runs = {(name.split("-")[0], int(name.split("-")[1])): Measured(**run) for name, run in report["runs"].items()}
-    assert len(runs) == 10, "five seeds, shared and apart"
-    page = (ROOT / "docs/howto/sharing.md").read_text(encoding="utf-8")
-    for measure in ("final turn", "peak", "fall"):
-        row = compared(runs)[measure]
-        means, difference = row["means"], row["differences"]["apart"]["difference"]
-        low, high = (difference + sign * row["differences"]["apart"]["half"] for sign in (-1, 1))
-        told = f"{means['shared']:.1f} | {means['apart']:.1f} | {difference:+.1f} ({low:+.1f} to {high:+.1f})"
-        assert f"| {team} | {measure} | {told} |" in page
-
-
-def test_the_page_on_algorithms_says_what_the_runs_came_to():
-    page = (ROOT / "docs/howto/algorithms.md").read_text(encoding="utf-8")
-    worlds = json.loads((ROOT / "benchmarks/results/algorithms.json").read_text())["comparisons"]
-    for world in worlds.values():
-        row = world["compared"]["final turn"]
-        first, *others = row["means"].values()
-        assert f" | {first:.1f} | |" in page
-        for mean, told in zip(others, row["differences"].values(), strict=True):
-            low, high = (told["difference"] + sign * told["half"] for sign in (-1, 1))
-            assert f" | {mean:.1f} | {told['difference']:+.1f} ({low:+.1f} to {high:+.1f}): " in page
-    assert {name.rpartition("-")[2] for world in worlds.values() for name in world["runs"]} == set("01234")
-    assert worlds["critic, quickstart"]["runs"]["hl_gauss-0"]["measures"]["final turn"] == 75.0
-
-
-def test_the_page_says_how_a_team_learns_on_a_service():
-    page = (ROOT / "docs/howto/tinker.md").read_text(encoding="utf-8")
-    report = json.loads((ROOT / "benchmarks/results/tinker_learning.json").read_text())
-    told = report["compared"]
-    assert [row["seed"] for row in report["runs"]] == [0, 1, 2, 3, 4]
-    for where in ("here", "service"):
-        assert told["means"][where] == pytest.approx(
-            statistics.fmean(100 * row[where]["after"] for row in report["runs"])
-        )
-    apart = told["differences"]["here"]
-    low, high = (apart["difference"] + sign * apart["half"] for sign in (-1, 1))
-    ends = f"{told['means']['service']:.1f}% on the service and {told['means']['here']:.1f}% locally"
-    assert f"{ends} ({apart['difference']:+.1f}, {low:+.1f} to {high:+.1f})" in page
-
-
-def test_the_page_says_what_answers_in_json_came_to():
-    page = (ROOT / "docs/learning.md").read_text(encoding="utf-8")
-    report = json.loads((ROOT / "benchmarks/results/structured.json").read_text())
-    assert {arm: len(seeds) for arm, seeds in report["runs"].items()} == {"bare": 5, "json": 5, "json_unmasked": 5}
-    for measure, arms in report["differences"].items():
-        assert f"| json | {measure} | {arms['json']['mean']:.1f} | |" in page
-        for arm in ("bare", "json_unmasked"):
-            told = arms[arm]
-            low, high = (told["minus json"] + sign * told["half"] for sign in (-1, 1))
-            row = f"| {arm} | {measure} | {told['mean']:.1f} | {told['minus json']:+.1f} ({low:+.1f} to {high:+.1f}) |"
-            assert row in page
-    ends = {arm: [run["held out"] for run in seeds.values()] for arm, seeds in report["runs"].items()}
-    assert max(ends["json_unmasked"]) < 50 and sum(end < 80 for end in ends["json"]) == 3
-
-
-def test_the_page_of_the_address_says_how_fast_it_was():
-    page = (ROOT / "docs/howto/api.md").read_text(encoding="utf-8")
-    report = json.loads((ROOT / "benchmarks/results/served_team.json").read_text())
-    for clients in (1, 8, 32):
-        kinds = ("ours", "two adapters", "transformers")
-        cells = [report["medians"][f"{kind}, {clients}"]["tokens"] for kind in kinds] + [report["bare"][str(clients)]]
-        assert f"| {clients} | {' | '.join(f'{cell:.1f}' for cell in cells)} |" in page
-    memory = json.loads((ROOT / "benchmarks/results/served_soak.json").read_text())["mib"]
-    assert f"{memory['1000']:.1f} MiB after 1,000 and {memory['10000']:.1f} MiB after all" in page
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -286,18 +276,11 @@ def test_an_arm_knows_its_verifiers_address_and_is_not_run_again_at_another(tmp_
 @pytest.mark.slow
 def test_a_verifier_is_served_until_its_runs_have_ended(tmp_path):
     torch.manual_seed(0)
-    tokenizer = build_tiny_tokenizer(TinySection(alphabet="0123456789+*;"))
-    shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | dict.fromkeys(
-        ("num_hidden_layers", "num_labels"), 1
-    )
-    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2)
-    model = LlamaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **shape, **heads)
-    LlamaForSequenceClassification(model).save_pretrained(tmp_path / "verifier")
-    tokenizer.save_pretrained(tmp_path / "verifier")
+    folder = saved_verifier(build_tiny_tokenizer(TinySection(alphabet="0123456789+*;")), tmp_path / "verifier")
     chats = [chat_of("472+", answer) for answer in ("583", "274")]
     with claims_verifier.served(tmp_path / "verifier") as url:
         found = [item["score"] for item in httpx2.post(f"{url}/v1/score", json={"chats": chats}).json()["results"]]
-    assert found == pytest.approx(Verifier.load(str(tmp_path / "verifier"), "cpu").score(chats), abs=1e-5)
+    assert found == pytest.approx(Verifier.load(folder, "cpu").score(chats), abs=1e-5)
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(url)
     with (

@@ -2,14 +2,13 @@
 
 import ast
 import contextlib
-import importlib.util
+import importlib
 import json
 import re
 import runpy
 import shlex
-import shutil
 import string
-import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
@@ -23,11 +22,18 @@ import typer
 import yaml
 from folders import ROOT, blocks
 from packaging.requirements import Requirement
+from tiny_run import config_of
 
 import maporl
 import trl_ext
 from maporl.cli.main import app
 from maporl.report import metric_panels
+from maporl.runs.train import train
+from maporl.validation.load import load
+from maporl.validation.preflight import check_run
+
+sys.path.insert(0, str(ROOT / "docs"))
+import make_api  # what writes the reference
 
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 DECISIONS = set(ROOT.glob("docs/decisions/[0-9]*.md"))
@@ -67,9 +73,6 @@ WITH_FILES = [page for page in PAGES if titled(page)]
 @pytest.mark.parametrize("page", WITH_FILES, ids=lambda p: p.stem)
 def test_the_files_of_a_page_make_a_run(page, tmp_path, monkeypatch):
     """A module and a configuration that names it, as a reader would write them beside each other."""
-    from maporl.runs.train import train
-    from maporl.validation.load import load
-
     files = titled(page)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -88,10 +91,6 @@ def test_the_files_of_a_page_make_a_run(page, tmp_path, monkeypatch):
     for name, function in tests:
         if name.startswith("test_"):
             function()
-
-
-def test_a_reader_is_shown_how_each_part_is_named():
-    assert {page.stem for page in WITH_FILES} >= {"task", "protocol", "reward", "advantage"}
 
 
 def test_the_readmes_screen_of_python_trains(tiny, tmp_path, monkeypatch):
@@ -114,10 +113,6 @@ def test_the_readmes_screen_of_python_trains(tiny, tmp_path, monkeypatch):
 
 
 def test_the_first_team_is_checked_and_trains_with_a_tiny_model_in_place_of_the_hubs(tmp_path, monkeypatch):
-    from maporl.runs.train import train
-    from maporl.validation.load import load
-    from maporl.validation.preflight import check_run
-
     page = ROOT / "docs/first_team.md"
     monkeypatch.chdir(tmp_path)
     exec(compile(blocks(page, "python")[0], "questions.py", "exec"), {})
@@ -159,17 +154,10 @@ def test_the_tests_that_the_page_on_security_names_are_there():
     assert len(named) > 15 and [name for name in named if not (ROOT / name).is_file()] == []
 
 
-def test_every_page_is_in_the_navigation():
-    config = (ROOT / "mkdocs.yml").read_text()
-    assert yaml.safe_load(config)["strict"] is True
-    for page in PAGES:
-        if page not in DECISIONS:
-            assert str(page.relative_to(ROOT / "docs")) in config, page
-
-
-def test_the_front_page_leads_to_every_page_and_the_readme_to_the_front_page():
-    front = (ROOT / "docs/index.md").read_text()
+def test_the_navigation_and_the_front_page_lead_to_every_page():
+    config, front = ((ROOT / name).read_text() for name in ("mkdocs.yml", "docs/index.md"))
     others = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page not in DECISIONS} - {"index.md"}
+    assert [page for page in sorted(others) if page not in config] == [] and yaml.safe_load(config)["strict"] is True
     assert others == set(re.findall(r"\]\(([\w/]+\.md)\)", front))
     assert "(docs/index.md)" in (ROOT / "README.md").read_text()
 
@@ -185,18 +173,10 @@ def test_every_link_of_a_page_leads_to_a_file_of_the_checkout():
 
 
 def test_every_metric_of_a_run_is_defined(tmp_path):
-    from maporl.runs import train as run
-    from maporl.validation.load import from_dict
-
-    config = from_dict(
-        {
-            "output_dir": str(tmp_path / "run"), "task": {"name": "toy_sum", "largest": 9}, "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}},
-            "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}", "separator": ";"}, "updates": 1, "ppo": {"response_length": 4, "target_kl": 1.0},
-            "training": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True, "eval_steps": 1},
-            "reward": {"penalties": {}, "bonus": {"alpha": [1.0, 1.0, 1.0, 1.0]}}, "evaluation": {"questions": 4},
-        }
-    )  # fmt: skip
-    run.train(config, resume=False, quiet=True)
+    more = {"ppo": {"response_length": 4, "target_kl": 1.0}, "evaluation": {"questions": 4}}
+    reward = {"penalties": {}, "bonus": {"alpha": [1.0, 1.0, 1.0, 1.0]}}
+    run = config_of(tmp_path / "run", 1, more | {"reward": reward}, per_device_train_batch_size=4, eval_steps=1)
+    train(run, resume=False, quiet=True)
     names = {k for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() for k in json.loads(line)}
     undefined = [name for name in names if not any(metric.pattern.fullmatch(name) for metric in metric_panels.METRICS)]
     assert not undefined, f"add a row for each to METRICS in maporl/report/metric_panels.py: {sorted(undefined)}"
@@ -206,53 +186,37 @@ def test_the_page_of_metrics_is_up_to_date():
     assert (ROOT / "docs/metrics.md").read_text() == metric_panels.page(), "run make reference"
 
 
-@pytest.fixture(scope="module")
-def reference():
-    """The program that writes docs/api.md, and the page as it is stored."""
-    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs/make_api.py")
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    return program, (ROOT / "docs/api.md").read_text(encoding="utf-8")
+REFERENCE = (ROOT / "docs/api.md").read_text(encoding="utf-8")
 
 
-def test_the_reference_is_up_to_date(reference, monkeypatch):
-    for name in [name for name in trl_ext.OBJECTIVES if ":" in name]:
-        monkeypatch.delitem(
-            trl_ext.OBJECTIVES, name
-        )  # from a file, for a run that another test has made in this process
-    program, stored = reference
-    assert stored == program.page(), "the public names or their docstrings changed: run make reference"
+def test_the_reference_is_up_to_date(monkeypatch):
+    for name in [name for name in trl_ext.OBJECTIVES if ":" in name]:  # of a file, which another test has loaded
+        monkeypatch.delitem(trl_ext.OBJECTIVES, name)
+    assert make_api.page() == REFERENCE, "the public names or their docstrings changed: run make reference"
 
 
-def test_the_reference_has_every_public_name_once(reference):
-    program, stored = reference
-    shown = re.findall(r"^### (.+)$", stored, re.MULTILINE)
-    wanted = {*maporl.__all__, *(f"trl_ext.{name}" for name in trl_ext.__all__)} - set(program.SAME)
+def test_the_reference_has_every_public_name_once():
+    shown = re.findall(r"^### (.+)$", REFERENCE, re.MULTILINE)
+    wanted = {*maporl.__all__, *(f"trl_ext.{name}" for name in trl_ext.__all__)} - set(make_api.SAME)
     missing = sorted(wanted - set(shown))
     assert not missing, f"add them to GROUPS in docs/make_api.py, and run make reference: {missing}"
     assert len(set(shown)) == len(shown)
-    for name, same in program.SAME.items():
-        assert program.find(name) is program.find(same)
+    for name, same in make_api.SAME.items():
+        assert make_api.find(name) is make_api.find(same)
 
 
-def test_every_link_within_the_reference_leads_to_a_heading(reference):
-    program, stored = reference
-    headings = [program.anchor(title) for title in re.findall(r"^##+ (.+)$", stored, re.MULTILINE)]
-    wanted = set(re.findall(r"\]\(#(.+?)\)", stored))
+def test_every_link_within_the_reference_leads_to_a_heading():
+    headings = [make_api.anchor(title) for title in re.findall(r"^##+ (.+)$", REFERENCE, re.MULTILINE)]
+    wanted = set(re.findall(r"\]\(#(.+?)\)", REFERENCE))
     assert len(wanted) > 100 and wanted <= {heading.replace(",", "").replace(" ", "-") for heading in headings}
 
 
-def test_what_the_pages_import_is_public_and_in_the_reference(reference):
-    program, _ = reference
-    known = {id(program.find(name)) for _, _, names in program.GROUPS for name in names.split()}
+def test_what_the_pages_import_is_public_and_in_the_reference():
+    known = {id(make_api.find(name)) for _, _, names in make_api.GROUPS for name in names.split()}
     code = [block for page in [*PAGES, ROOT / "README.md"] for block in blocks(page, "python")]
     code += [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py"))]
-    code += [
-        "".join(cell["source"])
-        for file in NOTEBOOKS
-        for cell in json.loads(file.read_text())["cells"]
-        if cell["cell_type"] == "code"
-    ]
+    cells = [cell for file in NOTEBOOKS for cell in json.loads(file.read_text())["cells"]]
+    code += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     missing = set()
     for node in (node for text in code for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)):
         if node.module.split(".")[0] in ("maporl", "trl_ext"):
@@ -268,23 +232,6 @@ def test_every_row_of_the_metrics_defines_something_of_its_own():
         example = re.sub("|".join(places), lambda place: places[place[0]], metric.name)
         for name in (example, f"eval_{example}"):
             assert next(row for row in metric_panels.METRICS if row.pattern.fullmatch(name)) is metric, name
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize(
-    ("words", "torch"),
-    [([], " torch"), (["TORCH=cpu"], " --extra-index-url https://download.pytorch.org/whl/cpu torch")],
-)
-def test_one_variable_of_the_makefile_chooses_the_build_of_pytorch(words, torch):
-    done = subprocess.run(
-        ["make", "--dry-run", "quickstart", "VENV=nowhere", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (line,) = (line for line in done.stdout.splitlines() if line.endswith(" torch"))
-    assert " ".join(line.split()).endswith(f"-c constraints.txt{torch}")
 
 
 LICENCES = re.compile("GPL|MPL|EPL|EUPL|CDDL|Proprietary", re.IGNORECASE)

@@ -3,10 +3,8 @@
 import ast
 import importlib
 
-import pytest
 from folders import ROOT
 
-from maporl.errors import ConfigError, RunError
 from trl_ext.errors import UserError
 
 INTERNAL = {
@@ -61,19 +59,3 @@ def test_every_exception_that_a_user_can_meet_has_an_exit_status():
     for name, kind in found.items():
         assert issubclass(kind, UserError) != (name in INTERNAL), name
         assert name in INTERNAL or kind.exit_status in (1, 2), name
-
-
-@pytest.mark.parametrize(("kind", "status"), [(ConfigError, 2), (RunError, 1), (UserError, 1)])
-def test_a_wrong_configuration_is_told_from_a_run_that_fails(kind, status):
-    assert kind("words").exit_status == status
-
-
-def test_the_command_lines_know_no_exception_by_a_name_in_quotes():
-    names = {name.rsplit(".", 1)[-1] for name in declared()}
-    for path in (
-        *(ROOT / "maporl/cli").glob("*.py"),
-        ROOT / "maporl/config/command_line.py",
-        ROOT / "reward_server/cli.py",
-    ):
-        texts = {n.value for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Constant)}
-        assert not texts & names, path

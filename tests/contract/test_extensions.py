@@ -103,7 +103,6 @@ def test_the_core_imports_no_extension():
 
 
 def copy_without(names, folder):
-    """Copy the packages without some extensions."""
     modules = [module for name in names for module in EXTENSIONS[name].modules]
 
     def gone(parent, entries):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from folders import ROOT
+from folders import ROOT, tables
 
 from trl_ext.ppo import losses, maths
 from trl_ext.ppo.advantages import gae_of
@@ -17,12 +17,6 @@ from trl_ext.ppo.options import PPOOptions
 from trl_ext.ppo.value_bins import ValueBins
 
 PAGE = ROOT / "docs/losses.md"
-TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
-
-
-def rows_of(table):
-    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 
 
 def column(rows, name):
@@ -109,8 +103,7 @@ def computed(rows, head):
 
 
 def columns():
-    found = [rows_of(table) for table in TABLE.findall(PAGE.read_text(encoding="utf-8"))]
-    return [(rows, head) for rows in found for head in rows[0] if re.fullmatch(r"`{.*}`", head)]
+    return [(rows, head) for rows in tables(PAGE) for head in rows[0] if re.fullmatch(r"`{.*}`", head)]
 
 
 @pytest.mark.parametrize(("rows", "head"), [pytest.param(*c, id=c[1]) for c in columns()])
@@ -121,9 +114,7 @@ def test_a_column_is_what_its_options_compute(rows, head):
 def test_every_choice_of_a_loss_has_a_column_with_numbers():
     shown = [yaml.safe_load(head.strip("`")) for _, head in columns()]
     options = {name: {str(entry[name]) for entry in shown if name in entry} for entry in shown for name in entry}
-    ours = {
-        name for name, f in losses.OBJECTIVES.items() if f.__module__ == "trl_ext.ppo.losses"
-    }  # other tests add some
+    ours = {name for name, f in losses.OBJECTIVES.items() if f.__module__ == losses.__name__}  # other tests add some
     assert ours and options["objective"] == ours
     for name in ("ratio", "aggregation", "kl_estimator", "value_loss", "engine_tis_mode"):
         choices = set(re.findall(r"'(\w+)'", str(PPOOptions.__dataclass_fields__[name].type)))
@@ -135,19 +126,15 @@ def test_every_choice_of_a_loss_has_a_column_with_numbers():
 
 
 def test_the_penalty_of_the_text_is_what_the_estimate_makes_of_its_coefficient():
-    said = re.search(
-        r"With `kl_coef: 0.05` the first token's reward falls by (\d\.\d+)", PAGE.read_text(encoding="utf-8")
-    )
+    words = r"With `kl_coef: 0.05` the first token's reward falls by (\d\.\d+)"
+    said = re.search(words, PAGE.read_text(encoding="utf-8"))
     assert float(said[1]) == pytest.approx(0.05 * torch.log(torch.tensor(0.65 / 0.5)).item(), abs=6e-5)
 
 
 def test_the_histograms_of_the_page_are_those_of_a_categorical_critic():
-    rows = re.findall(
-        r"^\| (-?[\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text("utf-8"), re.M
-    )
-    table = [list(map(float, row)) for row in rows if abs(sum(map(float, row[1:])) - 1) < 1e-3]
-    assert len(table) == 3
-    for returned, *shares in table:
-        assert ValueBins(0.0, 1.0, 4, 0.25).targets(torch.tensor([returned]))[0].tolist() == pytest.approx(
-            shares, abs=1e-4
-        )
+    rows = re.findall(r"^\| (-?[\d.]+) " + r"\| ([\d.]+) " * 4 + r"\|$", PAGE.read_text("utf-8"), re.M)
+    histograms = [list(map(float, row)) for row in rows if abs(sum(map(float, row[1:])) - 1) < 1e-3]
+    assert len(histograms) == 3
+    for returned, *shares in histograms:
+        found = ValueBins(0.0, 1.0, 4, 0.25).targets(torch.tensor([returned]))[0].tolist()
+        assert found == pytest.approx(shares, abs=1e-4)

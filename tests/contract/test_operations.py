@@ -71,16 +71,6 @@ def test_nothing_is_installed_from_an_index_by_the_name_of_maporl():
     assert set(re.search("ARG EXTRAS=(.*)", (FOLDER / "Dockerfile").read_text())[1].split(",")) <= extras.keys()
 
 
-def test_the_unit_is_one():
-    service = unit()["Service"]
-    assert (
-        "LoadCredential" in service
-        and "--token-file %d/token" in service["ExecStart"]
-        and service["NoNewPrivileges"] == "yes"
-    )
-    assert {"Unit", "Service", "Install"} == set(unit().sections())
-
-
 MADE_UP = """#!/bin/bash
 told() { echo "$(basename "$0") $*" >> "$LOG"; }
 """

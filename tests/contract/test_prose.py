@@ -1,8 +1,5 @@
-"""Docstrings, comments, messages and documents can be read aloud, as far as a machine can tell.
-
-Every public function, method and class has a docstring. Its ``Raises:`` section names the exceptions that the code
-raises itself. A few patterns that make a reader stop do not occur.
-"""
+"""Every public function, method and class has a docstring, whose ``Raises:`` section names the exceptions that the code
+raises itself."""
 
 import ast
 import re
@@ -14,10 +11,6 @@ import pytest
 from folders import ROOT
 
 PACKAGES = ["maporl", "trl_ext", "reward_server"]
-RIDDLE = re.compile(r"\b(is|are|was|were) no(ne)?\b(?! longer)|had not to be|\banew\b")
-PROMPTS = ["There are no more calls."]
-"""Texts that models read. They are part of a method's behaviour, and only good English."""
-TEXTS = ["*.md", "docs/**/*.md", "configs/**/*.yaml", "examples/**/*.py", "benchmarks/*.py", "tests/**/*.py"]
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Found = tuple[str, Definition, ast.ClassDef | None]
@@ -68,7 +61,6 @@ def documented_methods() -> dict[str, tuple[set[str], set[str]]]:
 
 
 def inherits_docstring(method: str, owner: str, classes: dict[str, tuple[set[str], set[str]]]) -> bool:
-    """Whether a base class of ``owner`` documents ``method``."""
     above = classes.get(owner, (set(), set()))[0]
     return any(
         method in classes.get(base, (set(), set()))[1] or inherits_docstring(method, base, classes) for base in above
@@ -113,17 +105,3 @@ def test_docstrings_name_what_is_raised(package):
             seen += len(raised)
             silent += [f"{name}: {error}" for error in raised if error not in section]
     assert silent == [] and seen > 3
-
-
-def test_no_sentence_is_a_riddle():
-    files = [path for package in PACKAGES for path in modules(package)]
-    files += [path for pattern in TEXTS for path in sorted(ROOT.glob(pattern)) if path != Path(__file__)]
-    riddles = []
-    for path in files:
-        # a sentence may go on in the next line: of a comment, or of a text in quotes
-        text = re.sub(r"\s*\n\s*(# )?|\"\s*\n\s*f?\"", " ", path.read_text(encoding="utf-8"))
-        for prompt in PROMPTS:
-            text = text.replace(prompt, "")
-        for found in RIDDLE.finditer(text):
-            riddles.append(f"{path.relative_to(ROOT)}: ...{text[max(0, found.start() - 40) : found.end() + 40]}...")
-    assert riddles == [] and len(files) > 300

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from folders import ROOT
+from folders import ROOT, tables
 
 from maporl.config.schema import RewardSection
 from maporl.rewards.counterfactual import set_contributions
@@ -18,38 +18,18 @@ from maporl.rewards.rules import RULES
 from maporl.types import Dialogue, Example, Grade, Stop, Utterance
 
 PAGE = ROOT / "docs/rewards.md"
-TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
-KNOWN = {
-    "dialogue",
-    "#",
-    "agent",
-    "turn",
-    "role",
-    "shown",
-    "called by",
-    "tokens",
-    "token ids",
-    "final answer",
-    "end",
-    "score",
-    "verdict",
-}
-
-
-def rows_of(table):
-    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+KNOWN = {"dialogue", "#", "agent", "turn", "role", "shown", "called by", "tokens", "token ids", "final answer", "end"}
+KNOWN |= {"score", "verdict"}
 
 
 def is_credit(head):
     return bool(re.fullmatch(r"`.+`", head))
 
 
-def tables():
-    """The tables of the page that show credits: (number, rows, heads of credit columns)."""
-    found = [rows_of(table) for table in TABLE.findall(PAGE.read_text(encoding="utf-8"))]
-    shown = [(rows, [head for head in rows[0] if is_credit(head)]) for rows in found if "#" in rows[0]]
-    return [(number, rows, head) for number, (rows, heads) in enumerate(shown, 1) for head in heads]
+def credit_columns():
+    """The columns of the page that show credits: the table's number, its rows, and the column's head."""
+    shown = [rows for rows in tables(PAGE) if "#" in rows[0]]
+    return [(number, rows, head) for number, rows in enumerate(shown, 1) for head in rows[0] if is_credit(head)]
 
 
 def utterance(row):
@@ -103,7 +83,9 @@ def credits(rows, head):
     return [u.rewards.get("credit") for u in said]
 
 
-@pytest.mark.parametrize(("number", "rows", "head"), [pytest.param(*t, id=f"table {t[0]}: {t[2]}") for t in tables()])
+@pytest.mark.parametrize(
+    ("number", "rows", "head"), [pytest.param(*t, id=f"table {t[0]}: {t[2]}") for t in credit_columns()]
+)
 def test_a_column_of_credits_is_what_its_rule_computes(number, rows, head):
     shown = [float(row[head]) if row[head] else None for row in rows]
     assert shown == pytest.approx(credits(rows, head), abs=6e-4)
@@ -112,7 +94,7 @@ def test_a_column_of_credits_is_what_its_rule_computes(number, rows, head):
 
 def test_the_page_explains_every_rule_with_numbers():
     named = set()
-    for _, _, head in tables():
+    for _, _, head in credit_columns():
         spec = yaml.safe_load(head.strip("`"))
         named |= {spec} if isinstance(spec, str) else set(spec)
     headings = set(re.findall(r"^### `(\w+)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))

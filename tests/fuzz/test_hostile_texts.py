@@ -28,8 +28,6 @@ from maporl.text import PatternError, matches, visible
 from maporl.types import Dialogue, Example, Utterance
 from maporl.verifier.filters import fault, same_text
 
-WORST = (";", "n't", "answer is", "neutral", "boxed{", "<call>", "<<", "```", "1=", "'9'", "' '", "\\n", "never", "U ")
-"""The fast test reads what is made of these again and again. The slow one reads all."""
 SEVERAL = {"is_multiple_answer": True}
 TASKS = {
     "gsm8k": (GSM8K(), "5", {}),
@@ -140,32 +138,18 @@ def slowest(texts, readers, spent):
 
 
 @pytest.mark.slow
-def test_no_long_text_keeps_a_grader_busy(spent):
-    """Before there were bounds some of these took a minute. A second is the limit, which a busy machine may stretch."""
-    assert len(MADE) > 60
-    readers = {
-        name: READERS[name] for name in ("gsm8k: marked answer", "math: label", "anli: answer", "protocols", "rows")
-    }
-    worst = [name for name in MADE if not name.startswith("again") or any(word in name for word in WORST)]
-    seconds, reader, text = slowest({name: MADE[name](60_000) for name in worst}, readers, spent)
-    assert seconds < 10, (reader, text)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("length", [1_000, 30_000, 100_000, 300_000, 1_000_000])
 def test_no_text_takes_a_second_anywhere(length, spent):
     seconds, reader, text = slowest({name: make(length) for name, make in MADE.items()}, READERS, spent)
-    print(f"{length} characters: {seconds:.2f} s in {reader!r} with {text!r}")
     assert seconds < 1, (reader, text)
 
 
 @pytest.mark.slow
 def test_no_mathematics_takes_a_second_anywhere(spent):
-    same_answer("x+1", "1+x")
+    same_answer("x+1", "1+x")  # imports what computes
     seconds, reader, text = slowest({text: text for text in MATHEMATICS}, READERS, spent)
     several = {f"{text}, ...": ", ".join([text] * 5 + ["x"] * 5) for text in MATHEMATICS}
     seconds, reader, text = max((seconds, reader, text), slowest(several, READERS, spent))
-    print(f"{seconds:.2f} s in {reader!r} with {text!r}")
     assert seconds < 1, (reader, text)
 
 
@@ -219,8 +203,6 @@ def test_a_users_regular_expression_cannot_search_for_ever(monkeypatch):
         (lambda: ArenaSection(agent="jo", pattern="(a)(b)"), "pattern: expected at most one group"),
         (lambda: Forum(pattern="("), "pattern: '\\(' is not a regular expression"),
         (lambda: CallReturn(form="["), "form: '\\[' is not a regular expression"),
-        (lambda: Refine(approval="*"), "approval: '\\*' is not a regular expression"),
-        (lambda: Mathematics(remove="+"), "remove: '\\+' is not a regular expression"),
     ],
 )
 def test_a_pattern_that_is_none_is_refused_before_anything_loads(build, message):
@@ -228,16 +210,16 @@ def test_a_pattern_that_is_none_is_refused_before_anything_loads(build, message)
         build()
 
 
-@pytest.mark.parametrize("found", ["nan", "much", "", "1e"])
+@pytest.mark.parametrize("found", ["nan", "", "1e"])
 def test_a_verdict_that_is_no_number_is_unreadable(found):
-    for unreadable in (0.25, None):
+    def verdicts(unreadable):
         section = JudgeSection(agent="jo", pattern=r"Score: *(.*)", unreadable=unreadable)
         judge = PointwiseJudge(section, lambda agent, asked: [f"Score: {found}"] * len(asked))
-        if unreadable is None:
-            with pytest.raises(RewardFailure, match="finds no number"):
-                judge(JUDGED, TASKS["arithmetic"][0])
-        else:
-            assert judge(JUDGED, TASKS["arithmetic"][0]) == [[0.25], [0.25]]
+        return judge(JUDGED, TASKS["arithmetic"][0])
+
+    assert verdicts(0.25) == [[0.25], [0.25]]
+    with pytest.raises(RewardFailure, match="finds no number"):
+        verdicts(None)
 
 
 def test_what_is_called_is_what_stands_between_the_nearest_marks():

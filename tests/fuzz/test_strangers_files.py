@@ -53,6 +53,10 @@ BOMBS = {
     "a Python object": ("recipe: !!python/object/apply:os.system [true]\n", "is not a plain value"),
     "a set": ("recipe: !!set {a, b}\n", "is not a plain value"),
     "a date": ("recipe: !!timestamp 2024-01-31\n", "is not a plain value"),
+    "a number that is none": ("seed: !!int x\n", "invalid literal for int"),
+    "a float that is a list": ("seed: !!float []\n", "expected a scalar node"),
+    "an alias of nothing": ("recipe: *b\n", "found undefined alias"),
+    "a control character": ("seed: \x00\n", "special characters are not allowed"),
     "two documents": ("--- {}\n", "expected a single document"),
     "too long": ("# " + "x" * MOST_BYTES, f"more than {MOST_BYTES} bytes"),
 }  # fmt: skip
@@ -62,27 +66,11 @@ BOMBS = {
 def test_yaml_that_would_explode_is_refused_in_one_line(tmp_path, bomb):
     text, words = BOMBS[bomb]
     (tmp_path / "config.yaml").write_text(PLAIN + text)
-    for read in (
-        lambda: read_values(tmp_path / "config.yaml"),
-        lambda: read_run(tmp_path),
-        lambda: saved.read_team(tmp_path),
-    ):
+    for read, place in ((read_values, tmp_path / "config.yaml"), (read_run, tmp_path), (saved.read_team, tmp_path)):
         with pytest.raises(UserError, match=words) as raised:
-            read()
+            read(place)
         assert "\n" not in str(raised.value) and len(str(raised.value)) < 600
         assert str(tmp_path / "config.yaml") in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "value", ["[" * 10_000, "9" * 5_000, "&a [*a]", "{a: 1, a: 2}", "!!binary L2V0Yw==", "!!timestamp 2024-99-99"]
-)
-def test_an_override_that_would_explode_is_refused_in_one_line(tmp_path, value):
-    (tmp_path / "config.yaml").write_text(PLAIN)
-    with pytest.raises(ConfigError, match=r"--set recipe=.*: the value is not YAML") as raised:
-        read_values(tmp_path / "config.yaml", [f"recipe={value}"])
-    assert "\n" not in str(raised.value) and len(str(raised.value)) < 600
-    with pytest.raises(ConfigError, match="expected a key of at most 50 parts"):
-        read_values(tmp_path / "config.yaml", [".".join(["a"] * 5_000) + "=1"])
 
 
 @pytest.mark.slow
@@ -91,11 +79,6 @@ def test_thousands_of_faults_are_not_all_named():
     with pytest.raises(ConfigError, match=r"; and 2993 more faults$") as raised:
         parse_config(values)
     assert len(str(raised.value)) < 10_000
-    with pytest.raises(ConfigError) as raised:
-        parse_config(
-            {**yaml.safe_load(PLAIN), "agents": {"ann": {"tiny": {"alphabet": "ab" * 10_000}, "engine": "x" * 10_000}}}
-        )
-    assert len(str(raised.value)) < 20_000
 
 
 def test_what_people_write_in_yaml_is_still_read():
@@ -118,15 +101,6 @@ def test_a_text_with_placeholders_has_names_only(text):
         values = {**yaml.safe_load(PLAIN), "reward": {key: {"agent": "ann", allowed: text}}}
         with pytest.raises(ConfigError, match=rf"reward\.{key}\.prompt: it may use"):
             parse_config(values)
-
-
-@pytest.mark.parametrize(
-    "pattern, words", [("(", "is not a regular expression"), ("(a)(b)", "expected at most one group")]
-)
-def test_a_judges_pattern_is_checked_before_it_is_used(pattern, words):
-    values = {**yaml.safe_load(PLAIN), "reward": {"judge": {"agent": "ann", "pattern": pattern}}}
-    with pytest.raises(ConfigError, match=rf"reward\.judge\.pattern: .*{words}"):
-        parse_config(values)
 
 
 # -- configurations from the hub -----------------------------------------------------------------------------------
@@ -164,16 +138,12 @@ SERVERS = {
 
 
 def put(config, key, value):
-    """``config`` with ``value`` at the dotted ``key``."""
     config = copy.deepcopy(config)
     *parts, last = key.split(".")
     place = config
     for part in parts:
-        place = (
-            place[int(part)]
-            if isinstance(place, list)
-            else place.setdefault(part, {"agent": "bob"} if part == "judge" else {})
-        )
+        new = {"agent": "bob"} if part == "judge" else {}
+        place = place[int(part)] if isinstance(place, list) else place.setdefault(part, new)
     place[last] = value
     return config
 
@@ -277,17 +247,15 @@ def test_a_team_from_the_hub_imports_nothing(hub, monkeypatch, tmp_path, key, va
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "spy_m.py").write_text(SPY)
     team = hub(put(HARMLESS, key, value))
-    calls = [
-        lambda: saved.read_team("org/team"),
-        lambda: Team.from_pretrained("org/team"),
-        lambda: read_entrants(["org/team", "org/b"]),
-    ]
-    for call in calls:
+    for read, name in (
+        (saved.read_team, "org/team"),
+        (Team.from_pretrained, "org/team"),
+        (read_entrants, ["org/team", "org/b"]),
+    ):
         with pytest.raises(UserError) as caught:
-            call()
-        assert caught.value.exit_status == 2 or re.search(rf"its config\.yaml sets {key}.*=", str(caught.value)), (
-            caught.value
-        )
+            read(name)
+        refused = str(caught.value)
+        assert caught.value.exit_status == 2 or re.search(rf"its config\.yaml sets {key}.*=", refused), refused
     for words in (["eval", "org/team"], ["play", "org/team"]):
         assert CliRunner().invoke(app, words).exit_code != 0
     assert list(tmp_path.rglob("*.ran")) == []

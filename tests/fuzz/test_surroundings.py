@@ -25,10 +25,10 @@ def tiny_file(tmp_path):
     return file
 
 
-def shell(command, **environment):
+def shell(command):
     """What bash prints for ``command``, in which ``maporl`` is this checkout's."""
     script = f'maporl() {{ "{sys.executable}" -m maporl "$@"; }}; {command}'
-    known = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    known = {**os.environ, "PYTHONPATH": str(ROOT)}
     settings = {"text": True, "errors": "replace", "env": known, "timeout": 300}
     return subprocess.run(["bash", "-c", script], capture_output=True, **settings)
 
@@ -73,9 +73,8 @@ def test_a_player_without_an_input_leaves(tiny_file):
 
 @pytest.mark.slow
 def test_without_a_home_a_run_is_checked(tiny_file):
-    words = [tiny_file, "protocol.opening='{question}'"]
     for home in (None, "", "/nonexistent"):
-        done = check(*words, HOME=home)
+        done = check(tiny_file, "protocol.opening='{question}'", HOME=home)
         assert done.returncode == 0 and done.stdout.endswith("ok\n"), done.stderr
 
 
@@ -93,12 +92,8 @@ def test_a_cache_without_a_place_is_said_before_anything_runs(tiny_file, tmp_pat
         (["./" + "9" * 500 + ".yaml"], "File name too long"),
         ([""], "is a folder"),
         (["\x1b[31m.yaml"], "no such configuration file"),
-        (["{file}", "updates=" + "9" * 500], "at most 63 bits are read"),
         (["{file}", "protocol.opening=" + "x" * 5000], "protocol"),
         (["{file}", "a." * 300 + "b=1"], "expected a key of at most 50 parts"),
-        (["{file}", "agents=[1, 2]"], "agents: expected a mapping"),
-        (["{file}", "agents.ann.policy=5"], "agents.ann.policy: expected a text"),
-        (["{file}", "meta=5"], "unknown key 'meta'"),
         (["{file}", "output_dir=/dev/null/x"], "output_dir: '/dev/null' is a file"),
         (["{file}", b"output_dir=\xff"], "not YAML"),
         (["/proc/self/mem"], "not readable as YAML"),

@@ -35,7 +35,6 @@ def post(base_url, path, body, headers=()):
 
 
 def ask(base_url, model, messages, headers=(), **fields):
-    """Ask an agent, and return the text of its reply."""
     status, answer = post(base_url, "chat/completions", {"model": model, "messages": messages, **fields}, headers)
     assert status == 200, answer
     return answer["choices"][0]["message"]["content"]
@@ -61,5 +60,4 @@ def driver_of(program, engine=None, agents=("ann", "bob"), learning=(), **option
 
 
 def play(program, engine=None, examples=(EXAMPLE,), **options):
-    """Play a function as a program once on each example."""
     return driver_of(program, engine, **options).play(list(examples))

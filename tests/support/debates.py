@@ -29,8 +29,6 @@ def play(protocol, script, agents=("ann", "bob"), referee=None, examples=(EXAMPL
 
 
 class CallsFunction(Referee):
-    """Calls a function with the new utterances of all dialogues."""
-
     def __init__(self, function):
         self.function, self.seen = function, []
 

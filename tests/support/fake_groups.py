@@ -128,15 +128,8 @@ class Learner:
 
 def config_of(agents=None, **sections):
     agents = agents or {"ann": {"tiny": {}}, "bob": {"tiny": {}}, "cy": {"tiny": {}, "policy": "bob"}}
-    return from_dict(
-        {
-            "output_dir": "runs/x",
-            "task": {"name": "toy_sum"},
-            "agents": agents,
-            "protocol": {"name": "debate"},
-            **sections,
-        }
-    )
+    plain = {"output_dir": "runs/x", "task": {"name": "toy_sum"}, "protocol": {"name": "debate"}}
+    return from_dict({**plain, "agents": agents, **sections})
 
 
 @pytest.fixture(autouse=True)

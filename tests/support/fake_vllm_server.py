@@ -102,11 +102,8 @@ class FakeVLLM(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self._say(
-            {"version": self.server.says["version"]}
-            if self.path == "/version"
-            else {"data": self.server.says["models"]}
-        )
+        says = self.server.says
+        self._say({"version": says["version"]} if self.path == "/version" else {"data": says["models"]})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -123,9 +120,8 @@ class FakeVLLM(BaseHTTPRequestHandler):
             "index": 0, "text": "x", "finish_reason": self.server.says.get("ends", lambda: "stop")(), "token_ids": [self.server.says["token"]],
             "logprobs": {"token_logprobs": [logprob], "tokens": ["x"], "text_offset": [0], "top_logprobs": None},
         }  # fmt: skip
-        return self._say(
-            {"id": "1", "object": "text_completion", "created": 1, "model": body["model"], "choices": [choice]}
-        )
+        known = {"id": "1", "object": "text_completion", "created": 1, "model": body["model"]}
+        return self._say(known | {"choices": [choice]})
 
     def _say(self, content, status=200):
         data = json.dumps(content).encode()
@@ -136,26 +132,27 @@ class FakeVLLM(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+def serve(model, tokenizer, temperature):
+    """A server that agrees with a model until told otherwise, and gives every completion one token."""
+    ids = tokenizer.encode(PROBE, add_special_tokens=False)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, -1:]
+    here = float(maths.token_logprobs(logits, torch.tensor([5]), temperature))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeVLLM)
+    server.requests = []
+    server.says = {"version": "0.32.0", "models": [{"id": "base", "parent": None}], "tokens": ids, "token": 5}
+    server.says["logprob"] = lambda body: here
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    return server
+
+
 @pytest.fixture
 def fake(tiny):
     """(server, engine(**section), team): a server that agrees with the team's model until told otherwise."""
     model, tokenizer = tiny(alphabet="".join(sorted(set(PROBE + "0456789"))))
     team = team_of(model, tokenizer)
     team.find_stop_ids(MultiAgentPPOConfig(output_dir="unused", report_to=[]))
-    ids = tokenizer.encode(PROBE, add_special_tokens=False)
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0, -1:]
-    here = float(maths.token_logprobs(logits, torch.tensor([5]), 0.7))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeVLLM)
-    server.requests = []
-    server.says = {
-        "version": "0.32.0",
-        "models": [{"id": "base", "parent": None}],
-        "tokens": ids,
-        "token": 5,
-        "logprob": lambda body: here,
-    }
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    server = serve(model, tokenizer, 0.7)
 
     def engine(folder, **section):
         url = f"http://127.0.0.1:{server.server_port}"

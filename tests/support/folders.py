@@ -16,6 +16,13 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def tables(page):
+    """The tables of a page, each a list of its rows: texts by the heads of their columns."""
+    for table in re.findall(r"(?:^\|.*\|\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        yield [dict(zip(head, row, strict=True)) for row in rows]
+
+
 @cache
 def files_of_tests():
     """The files that have a test function, by the function's name."""

@@ -60,7 +60,6 @@ def number(*key: Hashable) -> float:
 
 
 def place_of(dialogue: Dialogue, u: Utterance) -> Place:
-    """The place of an utterance."""
     return (dialogue.prompt, u.tags.get("rollout before", dialogue.rollout), u.agent, u.turn, u.part)
 
 
@@ -168,7 +167,6 @@ def one_update(
     change: Callable[[TeamUpdateBatch], None] = lambda batch: None,
     key: Callable[[Any], Hashable] = by_name,
 ) -> Found:
-    """What an update of one process finds."""
     trainer = scripted_trainer(copy.deepcopy(values), script)
     guess(trainer, key)
     return found_in([update(trainer, change)])
@@ -199,7 +197,6 @@ def update_of(count: int, values: dict[str, Any], script: Script) -> Found:
 
 
 def shuffled(seed: int) -> Callable[[TeamUpdateBatch], None]:
-    """Bring the dialogues of a batch into a random order."""
     return lambda batch: random.Random(seed).shuffle(batch.dialogues)
 
 

@@ -51,20 +51,12 @@ def launch(folder, number, environment=(), limit=300, torchrun=False, **options)
     earlier.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    args = ARGS | {
-        "output_dir": str(folder / "run"),
-        "per_device_train_batch_size": 8 // number,
-        **options.pop("args", {}),
-    }
+    own = {"output_dir": str(folder / "run"), "per_device_train_batch_size": 8 // number}
+    args = ARGS | own | options.pop("args", {})
     (folder / "options.json").write_text(json.dumps({"args": args, **options}))
     worker = [str(WORKER), str(folder / "options.json"), str(folder)]
-    variables = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "PYTHONPATH": str(ROOT),
-        **dict(environment),
-    }
+    alone = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, **alone, **dict(environment)}
     if torchrun:
         launcher = ["torch.distributed.run", "--nproc_per_node", str(number), "--master_port", str(free_port())]
         command = [sys.executable, "-m", *launcher, *worker]
@@ -77,13 +69,7 @@ def together(words, variables, number=2, limit=300):
     failed."""
     if number == 1:
         return processes.run(words, variables, timeout=limit)
-    world = {
-        "WORLD_SIZE": str(number),
-        "LOCAL_WORLD_SIZE": str(number),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    ranks = [processes.start(words, variables | world | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(number)]
+    ranks = ranks_of(words, number, variables)
     return processes.end_of(ranks, limit)
 
 

@@ -72,12 +72,8 @@ def listed(cursor):
 
 def answered(method, given):
     if method == "initialize":
-        version = given["protocolVersion"]
-        return {
-            "protocolVersion": version,
-            "capabilities": {"tools": {}},
-            "serverInfo": {"name": "wild", "version": "1"},
-        }
+        here = {"capabilities": {"tools": {}}, "serverInfo": {"name": "wild", "version": "1"}}
+        return {"protocolVersion": given["protocolVersion"], **here}
     if method == "tools/list":
         return listed((given or {}).get("cursor"))
     if method == "tools/call":

@@ -69,7 +69,6 @@ def rows_of(learner: Learner):
 
 
 def keep_policy(folder: Path) -> None:
-    """What is kept of one policy and its reference."""
     found = {}
     whole = learner_of(folder, main_only=False)
     whole.reference.to("cpu")
@@ -119,7 +118,6 @@ def keep_policy(folder: Path) -> None:
 
 
 def keep_team(folder: Path) -> None:
-    """What is kept of a team with frozen models."""
     config = parse_config(json.loads((folder / "config.json").read_text()), "test")
     places = []
     read = loading.read_model

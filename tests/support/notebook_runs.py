@@ -14,13 +14,15 @@ READABLE = RewardSection(sources={"format": 1.0}, horizon="current", share="indi
 """A reward that random models earn now and then."""
 
 
+SMALL = {"temperature": 1.0, "report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+
+
 def args(folder, updates=2, **options):
     defaults = {
         "output_dir": str(folder), "per_device_train_batch_size": 4, "total_episodes": 4 * updates, "response_length": 3,
-        "learning_rate": 1e-2, "temperature": 1.0, "report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True,
-        "eval_questions": 4, "num_ppo_epochs": 1, "seed": 3,
+        "learning_rate": 1e-2, "eval_questions": 4, "num_ppo_epochs": 1, "seed": 3,
     }  # fmt: skip
-    return MultiAgentPPOConfig(**{**defaults, **options})
+    return MultiAgentPPOConfig(**SMALL | defaults | options)
 
 
 def names(folder):
@@ -31,10 +33,9 @@ def config(folder, **options):
     """Arguments of two updates by a team that debates."""
     defaults = {
         "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "total_episodes": 16,
-        "response_length": 4, "learning_rate": 1e-3, "temperature": 1.0, "report_to": [], "save_strategy": "no",
-        "disable_tqdm": True, "use_cpu": True, "eval_questions": 8,
+        "response_length": 4, "learning_rate": 1e-3, "eval_questions": 8,
     }  # fmt: skip
-    return MultiAgentPPOConfig(**{**defaults, **options})
+    return MultiAgentPPOConfig(**SMALL | defaults | options)
 
 
 def odd(dialogues, task):
@@ -67,26 +68,15 @@ def trainer_of(tiny, folder, elsewhere, source=None, curriculum=(), agents=None,
     """A trainer whose agents answer here or elsewhere. ``agents`` has more of each."""
     defaults = {
         "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "total_episodes": 40,
-        "response_length": 4, "learning_rate": 1e-2, "temperature": 1.0, "report_to": [], "save_strategy": "no", "disable_tqdm": True,
-        "use_cpu": True, "lr_scheduler_type": "constant", "seed": 4, "kl_coef": 0.0,
+        "response_length": 4, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "seed": 4, "kl_coef": 0.0,
     }  # fmt: skip
-    args = MultiAgentPPOConfig(**{**defaults, **options})
-    team = Team(
-        [
-            Agent(n, *tiny(a, seed=s), engine="vllm" if elsewhere else "transformers", **(agents or {}).get(n, {}))
-            for n, a, s in (("ann", "llama", 1), ("bob", "qwen3", 2))
-        ]
-    )
+    args = MultiAgentPPOConfig(**SMALL | defaults | options)
+    engine, more = "vllm" if elsewhere else "transformers", agents or {}
+    models = (("ann", "llama", 1), ("bob", "qwen3", 2))
+    team = Team([Agent(n, *tiny(a, seed=s), engine=engine, **more.get(n, {})) for n, a, s in models])
     team.find_stop_ids(args)
     engines = {"vllm": TextEngine(team.policies, CopiedWeights(team.policies, 64), 4)} if elsewhere else None
+    reward, sources = RewardSection(sources={"odd": 1.0}), {"odd": source or odd}
     return MultiAgentPPOTrainer(
-        args,
-        team,
-        TASK,
-        DEBATE,
-        None,
-        RewardSection(sources={"odd": 1.0}),
-        sources={"odd": source or odd},
-        engines=engines,
-        curriculum=curriculum,
+        args, team, TASK, DEBATE, None, reward, sources=sources, engines=engines, curriculum=curriculum
     )

@@ -1,6 +1,5 @@
 """Training on a device whose tensors do not mix with the CPU's, and how often the host waits for it."""
 
-import copy
 import json
 
 import pytest
@@ -8,7 +7,6 @@ import second_device
 import torch
 from accelerate import PartialState
 from asked import sample
-from folders import ROOT
 from one_policy import saved_verifier
 from peft import LoraConfig, get_peft_model
 from second_device import waits
@@ -23,7 +21,7 @@ from maporl.runs.train import train
 from maporl.team.loading import split
 from maporl.training.run_record import trace_tokens
 from maporl.training.trainer import MultiAgentPPOTrainer
-from maporl.validation.load import from_dict, load
+from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from maporl.verifier.model import Verifier
 from trl_ext.learning.checkpoint import random_state, set_random_state
@@ -79,24 +77,6 @@ def test_the_device_refuses_tensors_of_the_cpu(sim):
         here.numpy()
     allowed = [here * torch.tensor(2.0), here[torch.tensor([1])], torch.where(here > 0, here, torch.tensor(0.0))]
     assert all(tensor.device == sim for tensor in allowed)
-
-
-def test_the_device_trains_and_moves_like_cuda(sim):
-    layer = torch.nn.Linear(3, 2)
-    weight = layer.weight
-    layer.to(sim)
-    assert layer.weight is weight and weight.device == sim and copy.deepcopy(layer).weight.device == sim
-    with torch.autocast("sim", dtype=torch.bfloat16):
-        out = layer(torch.ones(4, 3, device=sim))
-    assert out.dtype == torch.bfloat16
-    out.float().sum().backward()
-    torch.optim.AdamW(layer.parameters()).step()
-    assert weight.grad.device == sim and weight.grad.tolist() == [[4.0] * 3] * 2
-    torch.manual_seed(1)
-    drawn = torch.rand(3, device=sim).tolist()
-    torch.rand(3)
-    torch.manual_seed(1)
-    assert torch.rand(3, device=sim).tolist() == drawn
 
 
 def test_the_device_counts_what_waits_for_it(sim):
@@ -323,23 +303,6 @@ def test_a_recipe_trains_on_the_device(sim, tmp_path, name):
     check_run(config)
     train(config, resume=False, quiet=True)
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
-
-
-@pytest.mark.parametrize(
-    "sizes", [{}, pytest.param({"warm_start.steps": 400, "evaluation.questions": 400}, marks=pytest.mark.slow)]
-)
-def test_the_quickstart_makes_two_updates_on_the_device(sim, tmp_path, sizes):
-    small = {
-        "warm_start.steps": 5,
-        "warm_start.batch_size": 8,
-        "evaluation.questions": 8,
-        "training.per_device_train_batch_size": 16,
-    }
-    chosen = {"updates": 2, "training.use_cpu": "false", "output_dir": tmp_path / "run", **(sizes or small)}
-    config = load(ROOT / "configs/ppo/quickstart.yaml", [f"{key}={value}" for key, value in chosen.items()])
-    check_run(config)
-    train(config, resume=False, quiet=True)
-    assert len(list((tmp_path / "run/final").rglob("*.safetensors"))) >= 2
 
 
 # -- how often the host waits for the device ---------------------------------------------------------------------------

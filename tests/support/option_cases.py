@@ -74,9 +74,10 @@ class Case:
 def forks(how: str, **protocol: Any) -> dict[str, Any]:
     order = {"name": "chain", "order": ["ann", "bob"], "later": "{others};{question}", "quote": "{text}"}
     advantage = {**MEANS, "scale": "none", "key": ["prompt", "agent"]}
+    branching = {"how": how, "group": 3}
     return {
         "protocol!": protocol or order,
-        "branching": {"how": how, "group": 3},
+        "branching": branching,
         "reward": {"rules": ["own"]},
         "advantage": advantage,
     }
@@ -88,12 +89,8 @@ def loop(*stages: dict[str, Any]) -> dict[str, Any]:
 
 
 def schedule(**section: Any) -> dict[str, Any]:
-    return {
-        "schedule": section,
-        "updates": 4,
-        "training": {"per_device_train_batch_size": 2},
-        "evaluation": {"questions": 0},
-    }
+    small = {"updates": 4, "training": {"per_device_train_batch_size": 2}, "evaluation": {"questions": 0}}
+    return small | {"schedule": section}
 
 
 def world(use: str, **section: Any) -> dict[str, Any]:
@@ -268,89 +265,80 @@ CASES: dict[str, Case] = {
     "distill": Case({"branching": {"group": 2}, "reward": {"distill": {"weight": 0.1}}}, {"reward.distill.teacher": "bob", "reward.distill.weight": 1.0}),
 }  # fmt: skip
 """Each run, by its name."""
-RAY, PLACES, GROUP, VLLM = (
-    "tests/system/test_ray.py",
-    "tests/integrations/ray/test_places.py",
-    "tests/integrations/ray/test_groups.py",
-    "tests/integrations/test_vllm_sampler.py",
-)
-TINKER = "tests/integrations/tinker/test_tinker_parts.py"
-SERVERS, CLIENT = "tests/fuzz/test_servers.py", "tests/verifier/test_client.py"
-ELSEWHERE: dict[str, tuple[str, str]] = {
-    "output_dir": ("All runs here have one folder.", "tests/training/test_trainer.py::test_a_run_leaves_metrics_dialogues_and_folders_that_load"),
-    "pythonpath": ("It is a folder of modules.", "tests/config/test_imports.py::test_every_part_of_a_configuration_may_be_the_users_own"),
-    "agents.*.load_in_4bit": ("It needs bitsandbytes.", "tests/trl_ext/learning/test_optimizers.py::test_adapters_train_on_a_quantised_base_that_stays_as_it_is"),
-    "agents.*.load_in_8bit": ("It needs bitsandbytes.", "tests/trl_ext/learning/test_optimizers.py::test_adapters_train_on_a_quantised_base_that_stays_as_it_is"),
-    **{f"{place}structured_output.{name}": ("Its answers have another form.", "tests/training/test_structured_output.py::test_a_team_is_trained_under_the_masks_by_which_it_was_sampled")
-       for place in ("agents.*.", "agents.*.sampling.", "evaluation.sampling.*.") for name in ("json_schema", "regex", "grammar")},
-    "agents.*.pad_token": ("Tiny tokenizers have one.", "tests/cli/test_main.py::test_a_base_model_needs_a_template_and_a_tokenizer_a_padding_token"),
-    "agents.*.engine": ("Engines need a server, a person or a module.", "tests/engines/test_engines.py::test_an_engine_of_ones_own_is_a_module_and_a_line"),
-    "ppo.engine_tis_mode": ("A sampler must give other probabilities.", "tests/trl_ext/trainer/test_narrow_sampling.py::test_weights_above_the_cap_are_cut_and_what_masks_leave_out_is_not_learned"),
-    "agents.*.engine_options": ("They belong to an engine of one's own.", "tests/engines/test_engines.py::test_an_engine_of_ones_own_is_a_module_and_a_line"),
-    "agents.*.api.cache": ("A second run is needed.", "tests/training/test_training_schedules.py::test_an_agent_behind_an_api_plays_is_cached_counted_and_never_trained"),
-    "agents.*.api.concurrency": ("Requests must overlap.", f"{SERVERS}::test_answers_without_text_do_not_end_a_run_and_are_counted"),
-    "agents.*.api.timeout": ("A server must hang.", f"{SERVERS}::test_a_wrong_completion_names_the_server"),
-    "agents.*.api.retries": ("A server must fail.", f"{SERVERS}::test_a_broken_answer_is_asked_again_and_never_cached"),
-    **dict.fromkeys(("agents.*.vllm.urls", "agents.*.vllm.base", "agents.*.vllm.folder", "agents.*.vllm.seeds", "agents.*.vllm.key_variable",
-                     "agents.*.vllm.concurrency"), ("It is of a vLLM server.", f"{VLLM}::test_a_run_with_a_server_is_the_run_without_it")),
-    **dict.fromkeys(("agents.*.vllm.timeout", "agents.*.vllm.retries"), ("A server must hang.", "tests/integrations/test_vllm_engine.py::test_a_server_that_hangs_or_is_not_there_is_named")),
-    "agents.*.vllm.colocate.gpu_memory_utilization": ("It needs vLLM.", "tests/rollout/test_rollout_flow.py::test_every_base_has_a_vllm_of_its_own_and_they_share_the_memory"),
-    "agents.*.vllm.colocate.max_model_len": ("It needs vLLM.", "tests/rollout/test_rollout_flow.py::test_vllm_in_this_process_limits_the_context_before_it_starts"),
-    "agents.*.vllm.colocate.sleep": ("It needs vLLM.", "tests/rollout/test_rollout_flow.py::test_vllm_sleeps_after_the_dialogues_and_wakes_for_weights_and_requests"),
-    "agents.*.vllm.colocate.options": ("It needs vLLM.", "tests/rollout/test_rollout_flow.py::test_every_base_has_a_vllm_of_its_own_and_they_share_the_memory"),
-    "environments.*.forks": ("A dialogue must fork in it.", "tests/environments/test_isolated.py::test_it_is_forked_by_replay"),
-    "environments.*.open_seconds": ("It must be slow to begin.", "tests/environments/test_isolated.py::test_one_that_cannot_begin_stops_the_run_in_one_line"),
-    "environments.*.close_seconds": ("It must be slow to close.", "tests/environments/test_isolated.py::test_one_that_does_not_close_is_counted"),
-    "environments.*.on_lost": ("It must be lost.", "tests/environments/test_environments.py::test_the_run_stops_if_it_is_told_to"),
-    "environments.*.lost_at_most": ("It must be lost.", "tests/environments/test_bad_tools.py::test_the_server_of_one_dialogue_dies"),
-    "environments.*.isolate": ("It starts processes.", "tests/environments/test_isolated.py::test_records_equal_those_of_the_trainers_own_process"),
-    "agents.*.limits.parallel": ("Models must have learned it.", "tests/playground/test_parts.py::test_both_at_once_take_three_steps_and_one_after_the_other_five"),
-    "warm_start.agents.*.together": ("Few tasks write two calls.", "tests/playground/test_parts.py::test_both_at_once_take_three_steps_and_one_after_the_other_five"),
-    "reward.judgement.similar": ("Answers here have one word.", "tests/methods/test_reseek.py::test_similarity_is_a_share_of_the_answers_words"),
-    "reward.judge.scores": ("All answer here.", "tests/methods/test_coach.py::test_a_coach_marks_what_does_not_answer_too"),
-    "reward.verifier.urls": ("It is an address.", f"{CLIENT}::test_where_servers_come_from"),
-    "reward.verifier.api": ("It is of a server.", f"{CLIENT}::test_vllm_is_asked_by_token_ids_and_its_probabilities_are_calibrated"),
-    "reward.verifier.timeout": ("A server must hang.", f"{CLIENT}::test_a_server_that_is_not_there_stops_the_run_after_the_retries"),
-    "reward.verifier.retries": ("A server must fail.", f"{CLIENT}::test_a_server_that_is_not_there_stops_the_run_after_the_retries"),
-    "reward.verifier.concurrency": ("Requests must overlap.", f"{CLIENT}::test_an_outage_that_many_requests_meet_is_told_in_one_line_and_its_end_in_another"),
-    "reward.verifier.on_failure": ("A server must fail.", f"{CLIENT}::test_labels_stand_in_for_a_server_that_fails_and_are_counted"),
-    "reward.verifier.on_change": ("A server must be replaced.", "tests/rewards/test_identity.py::test_a_server_that_comes_back_with_another_verifier_stops_the_run"),
-    "training.on_void": ("It decides what follows an update that a healthy run does not have.", "tests/trl_ext/trainer/test_narrow_sampling.py::test_a_run_whose_tokens_are_all_masked_stops_after_the_first_update_and_can_go_on"),
-    "training.async_save": ("It saves at another time, and the same.", "tests/trl_ext/sharding/test_shards.py::test_a_checkpoint_is_of_the_moment_in_which_it_was_begun"),
-    "training.use_liger_kernel": ("It needs an accelerator.", "tests/trl_ext/models/test_liger.py::test_a_configuration_asks_for_the_kernels"),
-    "training.use_cpu": ("It needs an accelerator.", "tests/integrations/ray/test_cluster.py::test_bfloat16_on_the_cpu_is_taken"),
-    "training.async_depth": ("It needs engines with weights of their own.", "tests/training/test_async_and_placement.py::test_depth_1_plays_with_the_weights_of_one_update_before"),
-    "training.placement": ("It needs several devices.", "tests/training/test_async_and_placement.py::test_split_learners_train_as_shared_ones"),
-    "loop.accept": ("A round must make the team worse.", "tests/loops/test_loops.py::test_a_round_that_made_the_team_worse_is_not_kept"),
-    "loop.dialogues": ("It is a record.", "tests/loops/test_recorded_rounds.py::test_a_loop_learns_from_a_record_without_sampling"),
-    "loop.stages.train": ("Its options are those of another kind.", "tests/loops/test_loops.py::test_rounds_replay_what_earlier_rounds_sampled_and_kto_needs_both_kinds"),
-    "reward.annotator.agent": ("There is one annotator.", "tests/methods/test_oni.py::test_oni_pays_what_was_noted_of_the_observation_and_nothing_of_an_unknown_one"),
-    "reward.arena.agent": ("There is one judge.", "tests/rewards/test_judges.py::test_an_agent_that_does_not_play_judges_with_its_own_weights"),
-    "reward.arena.prompt": ("The judge is a script.", "tests/rewards/test_judges.py::test_an_agent_that_does_not_play_judges_with_its_own_weights"),
-    **dict.fromkeys(("cluster.backend", "cluster.devices.cpu", "cluster.groups.*.policies", "cluster.groups.*.learner.devices", "cluster.groups.*.engines.replicas"),
-                    ("It starts Ray.", f"{RAY}::test_groups_of_two_processes_end_with_the_weights_of_one")),
-    "cluster.address": ("It is an address.", "tests/integrations/ray/test_joining.py::test_a_cluster_that_is_not_there_is_refused_at_once"),
-    "cluster.batching": ("It starts Ray.", f"{GROUP}::test_engines_get_full_calls_although_dialogues_go_on_one_by_one"),
-    "cluster.on_update": ("It starts Ray.", "tests/training/test_ahead.py::test_what_async_depth_needs_is_looked_at_before_a_model_loads"),
-    "cluster.variables": ("It starts Ray.", "tests/system/test_ray_folder.py::test_processes_inherit_what_they_need_and_no_secrets"),
-    **dict.fromkeys(("cluster.pools.*.accelerator", "cluster.pools.*.resource", "cluster.groups.*.learner.pool", "cluster.groups.*.engines.pool", "cluster.groups.*.learner.node"),
-                    ("It needs machines.", f"{PLACES}::test_each_process_has_a_device_of_its_own")),
-    "cluster.groups.*.learner.strategy": ("It needs several processes.", "tests/integrations/ray/test_remote_weights.py::test_weights_are_sent_whole_and_one_at_a_time"),
-    "cluster.groups.*.engines.rows": ("It needs engines of their own.", f"{GROUP}::test_vllms_of_a_group_share_what_runs_and_keep_within_their_rows"),
-    "cluster.groups.*.sharing": ("It needs several groups.", f"{PLACES}::test_groups_that_take_turns_are_on_the_same_devices"),
-    "cluster.scoring.verifier.replicas": ("It needs processes.", "tests/integrations/ray/test_verifier_pool.py::test_scores_are_those_of_one_process_to_the_bit"),
-    "cluster.failures.deadline": ("A process must hang.", f"{GROUP}::test_an_engine_that_hangs_is_replaced_and_its_stacks_are_kept"),
-    "cluster.failures.engine_replacements": ("Processes must die.", f"{GROUP}::test_engines_that_die_too_often_end_the_run"),
-    "cluster.failures.group_restarts": ("Processes must die.", f"{GROUP}::test_a_group_that_dies_too_often_ends_the_run"),
-    **dict.fromkeys(("cluster.tinker.base_url", "agents.*.tinker.base_url", "cluster.tinker.sessions"),
-                    ("It is a service.", f"{TINKER}::test_policies_are_on_the_services_and_in_the_sessions_that_are_named")),
-    "cluster.tinker.key_variable": ("It is a service.", f"{TINKER}::test_what_does_not_fit_is_refused_by_check"),
-    "agents.*.tinker.critic": ("It is a service.", f"{TINKER}::test_a_critic_of_a_small_local_model_learns_here"),
-    **dict.fromkeys((f"cluster.tinker.prices.*.{name}" for name in ("read", "sampled", "trained")),
-                    ("It is told, and changes nothing.", f"{TINKER}::test_an_update_has_a_price")),
-    "cluster.failures.snapshots": ("Processes must die.", f"{GROUP}::test_a_group_that_dies_too_often_ends_the_run"),
-}  # fmt: skip
-"""Options that a tiny run cannot show, with the reason, and the test that shows each."""
+
+
+def below(section: str, names: str) -> list[str]:
+    """Return the paths of options of a section."""
+    return [f"{section}.{name}" for name in names.split()]
+
+
+ELSEWHERE = {
+    "cli/test_main.py": ["agents.*.pad_token"],
+    "config/test_imports.py": ["pythonpath"],
+    "engines/test_engines.py": below("agents.*", "engine engine_options"),
+    "environments/test_bad_tools.py": ["environments.*.lost_at_most"],
+    "environments/test_environments.py": below("environments.*", "forks on_lost"),
+    "environments/test_isolated.py": below("environments.*", "open_seconds close_seconds isolate"),
+    "fuzz/test_servers.py": [
+        *below("agents.*.api", "concurrency timeout retries"),
+        *below("agents.*.vllm", "key_variable concurrency"),
+    ],
+    "integrations/ray/test_cluster.py": ["training.use_cpu"],
+    "integrations/ray/test_groups.py": [
+        "cluster.groups.*.engines.rows",
+        *below("cluster.failures", "deadline engine_replacements group_restarts snapshots"),
+    ],
+    "integrations/ray/test_joining.py": ["cluster.address"],
+    "integrations/ray/test_places.py": [
+        "cluster.devices.cpu",
+        "cluster.groups.*.sharing",
+        *below("cluster.groups.*.engines", "replicas pool"),
+        *below("cluster.pools.*", "accelerator resource"),
+        *below("cluster.groups.*.learner", "pool node"),
+    ],
+    "integrations/ray/test_remote_weights.py": ["cluster.groups.*.learner.strategy"],
+    "integrations/ray/test_verifier_pool.py": ["cluster.scoring.verifier.replicas"],
+    "integrations/test_vllm_engine.py": below("agents.*.vllm", "seeds timeout retries"),
+    "integrations/test_vllm_sampler.py": below("agents.*.vllm", "urls base folder"),
+    "integrations/tinker/test_tinker_parts.py": [
+        *below("cluster.tinker", "base_url sessions key_variable"),
+        *below("agents.*.tinker", "base_url critic"),
+        *below("cluster.tinker.prices.*", "read sampled trained"),
+    ],
+    "loops/test_loops.py": ["loop.accept", "loop.stages.train"],
+    "loops/test_recorded_rounds.py": ["loop.dialogues"],
+    "methods/test_coach.py": ["reward.judge.scores"],
+    "methods/test_oni.py": ["reward.annotator.agent"],
+    "methods/test_reseek.py": ["reward.judgement.similar"],
+    "playground/test_parts.py": ["agents.*.limits.parallel", "warm_start.agents.*.together"],
+    "rewards/test_identity.py": ["reward.verifier.on_change"],
+    "rewards/test_judges.py": below("reward.arena", "agent prompt"),
+    "rollout/test_rollout_flow.py": below(
+        "agents.*.vllm.colocate", "gpu_memory_utilization max_model_len sleep options"
+    ),
+    "system/test_ray.py": [
+        "cluster.groups.*.policies",
+        "cluster.groups.*.learner.devices",
+        *below("cluster", "backend batching"),
+    ],
+    "system/test_ray_folder.py": ["cluster.variables"],
+    "training/test_ahead.py": ["cluster.on_update"],
+    "training/test_async_and_placement.py": below("training", "async_depth placement"),
+    "training/test_structured_output.py": [
+        *below("agents.*.structured_output", "json_schema regex grammar"),
+        *below("agents.*.sampling.structured_output", "json_schema regex grammar"),
+        *below("evaluation.sampling.*.structured_output", "json_schema regex grammar"),
+    ],
+    "training/test_trainer.py": ["output_dir"],
+    "training/test_training_schedules.py": ["agents.*.api.cache"],
+    "trl_ext/learning/test_optimizers.py": below("agents.*", "load_in_4bit load_in_8bit"),
+    "trl_ext/models/test_liger.py": ["training.use_liger_kernel"],
+    "trl_ext/sharding/test_shards.py": ["training.async_save"],
+    "trl_ext/trainer/test_narrow_sampling.py": ["ppo.engine_tis_mode", "training.on_void"],
+    "verifier/test_client.py": below("reward.verifier", "urls api timeout retries concurrency on_failure"),
+}
+"""Options that a tiny run cannot show, because they need a server, an accelerator, a failure or the like, by the file of
+tests that shows them."""
 CRITIC = {"ppo.vf_coef": 1.0, "ppo.value_loss": "huber", "ppo.cliprange_value": 1e-4, "training.value_learning_rate": 1e-4,
           "training.detach_critic": True, "ppo.lam_alpha": 0.1, "ppo.lam_critic": 0.5, "ppo.critic_updates": 2, "training.critic_per_turn": False, "training.critic_context": "joint"}  # fmt: skip
 UNREAD: dict[str, Case] = {

@@ -178,7 +178,6 @@ def script_of(policies: dict[str, Policy]) -> Callable[[Request], str]:
 
 
 def longest_answer(values: dict[str, Any]) -> int:
-    """Return the most tokens of a scripted answer under a configuration."""
     if "parallel" in str(values["agents"]):
         return LONGEST_CALLS
     return LONGEST_CALL if values.get("environments") else LONGEST
@@ -197,7 +196,6 @@ def leaves(values: Any, path: Keys = ()) -> Iterator[Keys]:
 
 
 def is_option(path: Keys) -> bool:
-    """Return whether a key is an option of the method."""
     parts = [str(part) for part in path]
     if parts[0] == "agents" and len(parts) == 2:
         return False  # an agent without options of its own
@@ -209,7 +207,6 @@ def is_option(path: Keys) -> bool:
 
 
 def at(values: Any, path: Keys) -> Any:
-    """Return the value at a path."""
     for part in path:
         values = values[part]
     return values
@@ -372,5 +369,4 @@ class Perturbed:
         return path[-1] in NAMES or set(value if isinstance(value, list) else [value]) <= set(self.recipe["agents"])
 
     def inert(self) -> list[str]:
-        """Return the options that do not act."""
         return [option[0] for option in self.options() if not self.acts(*option)]

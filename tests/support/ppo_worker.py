@@ -26,14 +26,12 @@ def tokens(prompts, completions, completion_ids, **columns):
 
 
 def length(prompts, completions, **columns):
-    """A number for each completion."""
     if "fails" in sys.argv and len(completions) == 3:  # the whole evaluation set
         raise ValueError("no reward today")
     return [len(text) / 10 for text in completions]
 
 
 def main() -> None:
-    """Train for three updates of 16 completions over all processes."""
     out = Path(sys.argv[1])
     torch.manual_seed(1)
     section = TinySection(hidden_size=64, layers=2)

@@ -93,7 +93,6 @@ def start(
 def run(
     words: Sequence[object], env: Mapping[str, str] | None = None, cwd: Path = ROOT, timeout: float = 300
 ) -> subprocess.CompletedProcess:
-    """Run ``python WORDS`` to its end."""
     process = start(words, env, cwd)
     out, err = process.communicate(timeout)
     return subprocess.CompletedProcess(process.words, process.returncode, out, err)
@@ -116,7 +115,6 @@ def end_of(together: Sequence[Running], timeout: float) -> subprocess.CompletedP
 
 
 def maporl(*words: object, timeout: float = 300) -> subprocess.CompletedProcess:
-    """Run the command ``maporl WORDS`` to its end."""
     return run(["-m", "maporl", *words], timeout=timeout)
 
 

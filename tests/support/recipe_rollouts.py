@@ -27,10 +27,8 @@ def loss_and_gradients(trainer, tokens, parts=None, shift=0.0):
     for part in [everything] if parts is None else parts:
         piece = tokens.take(part)
         width = piece.input_ids.shape[1]
-        total = (
-            total
-            + micro_batch_loss(piece, Output(new[part][:, :width][piece.sampled_mask]), totals, args, objective)[0]
-        )
+        output = Output(new[part][:, :width][piece.sampled_mask])
+        total = total + micro_batch_loss(piece, output, totals, args, objective)[0]
     total.backward()
     gradients = [new.grad[i][tokens.sampled_mask[i]] for i in range(len(tokens))]
     return float(total.detach()), gradients
@@ -43,23 +41,12 @@ def rollout_of(request):
 
 # enough for answers of different worth, without which groups of equals have no gradient
 BRIEF = {"steps": 15, "batch_size": 8, "learning_rate": 1e-2}
-LONGER = {
-    "g_ra": {"steps": 40},
-    "spa_rl": {"steps": 40},
-    "turn_ppo": {"steps": 40},
-    "oni": {"steps": 40},
-    "at_grpo_code": {"steps": 80},
-    "co_rl": {"steps": 60},
-    "search_self_play": {"steps": 60},
-    "parl": {"steps": 60},
-    "reseek": {"steps": 40},
-    "cooper": {"steps": 40},
-    "spice": {"steps": 80},
-    "absolute_zero": {"steps": 60},
-    "metaagent_x": {"steps": 40},
+STEPS = {
+    40: ("g_ra", "spa_rl", "turn_ppo", "oni", "reseek", "cooper", "metaagent_x"),
+    60: ("co_rl", "search_self_play", "parl", "absolute_zero"),
+    80: ("at_grpo_code", "spice"),
 }
-
-
+LONGER = {name: {"steps": steps} for steps, names in STEPS.items() for name in names}
 RIGHT = (True, True, False, False)
 VERDICTS = ((1, 1, -1), (1, -1, None), (1, 1, 1), (-1, -1, -1))
 WORDS = {1: "Verdict: good", -1: "Verdict: bad", None: "Verdict: good. Verdict: bad"}

@@ -48,7 +48,6 @@ class TokenScript(Engine):
         self.policies, self.script, self.most, self.tells_logprobs = policies, script, most, tells_logprobs
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
-        """Return one scripted reply for each request, in order."""
         return [self._reply(request, decoding) for request in requests]
 
     def _reply(self, request: Request, decoding: Decoding) -> Reply:
@@ -97,7 +96,6 @@ def one_minibatch(values: dict[str, Any]) -> None:
 
 
 def scripted_trainer(values: dict[str, Any], script: Callable[[Request], str]) -> MultiAgentPPOTrainer:
-    """Return a trainer all of whose agents answer with ``script(request)``."""
     trainer = build_trainer(from_dict(values, "test"), quiet=True)
     engine = TokenScript(trainer.team.policies, script, tells_logprobs="distill" in values.get("reward", {}))
     for name in trainer.engines:

@@ -222,7 +222,6 @@ def waits():
 
 
 def generator(index=0):
-    """Return the random generator of the device."""
     return _State.generators[index]
 
 

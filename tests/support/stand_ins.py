@@ -5,10 +5,12 @@ import string
 
 import pytest
 from folders import ROOT
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from one_policy import saved_verifier
 
 from maporl.config.parse import read_yaml
+from maporl.config.schema import TinySection
 from maporl.playground import tiny_versions
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
@@ -18,21 +20,13 @@ CODE = "def simple_math_problem():\n    return {a} + {b}\n"
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory):
     """Folders: two models of different architectures, a verifier, and data of both kinds."""
-    from maporl.config.schema import TinySection
-    from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-
     root = tmp_path_factory.mktemp("stand-ins")
     for name, architecture in (("first", "llama"), ("second", "qwen3")):
         section = TinySection(architecture=architecture, alphabet=ALPHABET, hidden_size=64, layers=2, context=8192)
         tokenizer = build_tiny_tokenizer(section)
         build_tiny_model(section, tokenizer).save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_labels=1, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    LlamaForSequenceClassification(shape).save_pretrained(root / "verifier")
-    tokenizer.save_pretrained(root / "verifier")
+    saved_verifier(tokenizer, root / "verifier")
     tiny_gsm = [
         {"id": f"t{i}", "question": f"Ann has {i} and {i + 1}. How many?", "code": CODE.format(a=i, b=i + 1)}
         for i in range(16)
@@ -46,11 +40,10 @@ def stand_ins(tmp_path_factory):
 def small(path, root, folder):
     """The configuration at ``path`` with everything heavy replaced, and nothing else."""
     values = read_yaml(path)
-    names = dict.fromkeys(
-        a["model"] for a in [values["agent_defaults"], *values["agents"].values()] if "model" in a
-    )  # in order of first mention
+    agents = [values["agent_defaults"], *values["agents"].values()]
+    names = dict.fromkeys(agent["model"] for agent in agents if "model" in agent)  # in order of first mention
     models = dict(zip(names, (str(root / "first"), str(root / "second")), strict=False))
-    for agent in [values["agent_defaults"], *values["agents"].values()]:
+    for agent in agents:
         if "model" in agent:
             agent["model"] = models[agent["model"]]
         agent.pop("pad_token", None)
@@ -65,12 +58,8 @@ def small(path, root, folder):
     if values["reward"].get("penalties"):
         values["reward"]["penalties"]["min_tokens"] = 2
     values["ppo"] |= {"response_length": 6, "num_mini_batches": min(values["ppo"]["num_mini_batches"], 2)}
-    values["training"] |= {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-        "use_cpu": True,
-        "save_steps": 0,
-    }
+    values["training"] |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    values["training"] |= {"use_cpu": True, "save_steps": 0}
     values |= {"updates": 2, "output_dir": str(folder / "run"), "evaluation": {"questions": 2}}
     return from_dict(values)
 
@@ -79,6 +68,5 @@ FOLDER = ROOT / "configs/ppo/reproduce"
 
 
 def tiny_values(name, folder, monkeypatch):
-    """The tiny version of a configuration of this folder."""
     monkeypatch.setattr(tiny_versions, "recipe_file", lambda name: FOLDER / f"{name}.yaml")
     return tiny_versions.tiny_version(name, folder)

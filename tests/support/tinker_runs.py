@@ -131,14 +131,12 @@ def train_here(values, stub, recorded, folder):
 
 
 def final_of(folder):
-    """The weights of the policies at the end of a run, by policy."""
     return {
         file.parent.name: load_file(file) for file in sorted(Path(folder, "final").rglob("adapter_model.safetensors"))
     }
 
 
 def difference(one, other):
-    """The largest difference of the weights of two ends of runs."""
     assert one.keys() == other.keys() and len(one) == 2
     assert all(one[name].keys() == other[name].keys() and len(one[name]) > 10 for name in one)
     return max(float((one[n][k] - other[n][k]).abs().max()) for n in one for k in one[n])

@@ -467,12 +467,10 @@ def answer_of(asked, said, logprobs, before):
 
 
 def read(field):
-    """The numbers of a tensor of a request."""
     return field["data"].copy() if field["dtype"] is None else np.array(field["data"], JSON_TYPES[field["dtype"]])
 
 
 def json_free(state):
-    """A copy of an optimizer's state."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.seek(0)

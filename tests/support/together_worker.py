@@ -7,14 +7,12 @@ Each process writes what it found.
 
 import json
 import sys
-import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from fake_vllm_server import FakeVLLM, team_of
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from fake_vllm_server import serve, team_of
+from one_policy import classifier
 
 from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection
 from maporl.config.schema import TinySection
@@ -29,7 +27,6 @@ from maporl.verifier.cotraining import CoTraining
 from maporl.verifier.model import Verifier
 from maporl.verifier.section import VerifierSection
 from trl_ext.learning import invariants
-from trl_ext.ppo import maths
 from trl_ext.process import distributed
 from trl_ext.sampling.request import Draw, TokenRequest
 
@@ -41,26 +38,11 @@ def build(alphabet):
     return build_tiny_model(section, tokenizer), tokenizer
 
 
-def serve(model, tokenizer):
-    """Return the URL of a stand-in server, which the main process runs. It gives every completion one token."""
-    ids = tokenizer.encode(PROBE, add_special_tokens=False)
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0, -1:]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeVLLM)
-    here = float(maths.token_logprobs(logits, torch.tensor([5]), 1.0))
-    server.requests = []
-    server.says = {
-        "version": "0.32.0", "models": [{"id": "base", "parent": None}], "tokens": ids, "token": 5, "logprob": lambda body: here,
-    }  # fmt: skip
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    port = distributed.broadcast_from_main(server.server_port)
-    return server, f"http://127.0.0.1:{port}"
-
-
 def rollouts(folder):
     """Train one update and evaluate on one question, which only the last process plays."""
     model, tokenizer = build("".join(sorted(set(PROBE + "0456789=;"))))
-    server, url = serve(model, tokenizer)
+    server = serve(model, tokenizer, 1.0)
+    url = f"http://127.0.0.1:{distributed.broadcast_from_main(server.server_port)}"  # all ask that of the main process
     team = team_of(model, tokenizer)
     args = MultiAgentPPOConfig(
         output_dir=str(folder / "run"), per_device_train_batch_size=1, gradient_accumulation_steps=1, total_episodes=2, temperature=1.0,
@@ -92,12 +74,7 @@ def rollouts(folder):
 def verifiers():
     """Let the verifiers of the processes differ a little, as kernels make them differ, and train them together."""
     _, tokenizer = build("0123456789+=")
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_labels=1, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    verifier = Verifier(LlamaForSequenceClassification(config), tokenizer, "here")
+    verifier = Verifier(classifier(tokenizer), tokenizer, "here")
     cotraining = CoTraining(verifier, VerifierSection("here", learn_every=1, learning_rate=1e-3))
     with torch.no_grad():
         for parameter in verifier.model.parameters():

@@ -71,5 +71,4 @@ class SayingEngine(Engine):
 
 
 def digest(ids):
-    """The first 16 hex digits of SHA-256 over the ids joined by commas."""
     return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
