@@ -100,8 +100,8 @@ def share_of(learner, engines):
 
 
 def simulated(bound, learning, rollout):
-    """The seconds of an update, batches one by one: each is begun when the one ``bound + 1`` before it has been
-    learned, and learned after it is played."""
+    """The seconds of an update: a batch is begun when the one ``bound + 1`` before it was learned, and learned after it
+    was played."""
     ends = [0.0] * (bound + 1)
     for number in range(400):
         ends.append(max(ends[-1], ends[number] + rollout) + learning)
@@ -112,8 +112,7 @@ def test_a_period_and_the_least_bound_with_which_no_update_waits_are_those_of_a_
     two = share_of(learner=2, engines=2)
     learning = two.update + two.sending
     for bound in (0, 1, 2, 3, 8):
-        own = simulated(bound, learning, two.rollout)
-        assert own == pytest.approx(period_apart([two], bound), rel=0.01)
+        assert simulated(bound, learning, two.rollout) == pytest.approx(period_apart([two], bound), rel=0.01)
     for seconds in (two.slowest, two.crowded):
         least = staleness_for([two], learning, seconds)
         assert simulated(least, learning, seconds) == pytest.approx(learning)
@@ -130,8 +129,7 @@ def test_three_models_of_eight_billion_on_sixteen_h100():
     assert moving == pytest.approx(27.6, abs=0.1) and moving < arithmetic
     slower = replace(TWO.device, network=39e9)  # 312 Gbit/s
     assert update_seconds(LARGE, LONG, slower, 16, spans=True)[1] > arithmetic
-    ranks = {0: 1, 4: 4, 5: 5, 16: 5}
-    """Of the ranks of a learner, the replicas of its engines. On 16 there are three learners."""
+    ranks = {0: 1, 4: 4, 5: 5, 16: 5}  # of a learner, and of them its engines' replicas; on 16 are three learners
     states = [state_bytes(LARGE, LONG, own) * (3 if own == 16 else 1) if own else 0.0 for own in ranks]
     rows = [engine_rows(LARGE, LONG, TWO.device, held) for held in states]
     assert rows == [79, 24, 35, 38]
