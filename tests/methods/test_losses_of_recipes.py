@@ -17,7 +17,6 @@ from recipe_rollouts import script as judged_answers
 from scripted_training import played, recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 
-from maporl.config.recipes import recipe_files
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun
 from maporl.training.doubts import doubts
@@ -181,12 +180,6 @@ def test_archer_adds_the_log_probabilities_of_an_utterance(tmp_path):
     _, gradients = loss_and_gradients(trainer, tokens)
     for gradient in gradients:
         assert gradient.tolist() == pytest.approx([-1 / len(tokens)] * len(gradient), rel=1e-4)
-
-
-@pytest.mark.parametrize("name", recipe_files())
-def test_a_ratio_of_whole_answers_has_one_term_for_each_of_them(name):
-    ppo = load(name).ppo
-    assert ppo.ratio == "token" or ppo.aggregation in ("sequence_mean", "per_main_rollout")
 
 
 # -- R10: CoMAS -------------------------------------------------------------------------------------------------------

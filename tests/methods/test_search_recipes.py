@@ -10,9 +10,6 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 from maporl.advantages import AdvantageConfig, TurnBatch, estimate
 from maporl.errors import ConfigError
 from maporl.methods.m_grpo import Align
-from maporl.training.assign import turn_shares, unpaid
-from maporl.training.samples import Columns, names_of
-from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 
 pytest.importorskip("bm25s", reason="needs the extra search")
@@ -119,23 +116,6 @@ def test_m_grpo_compares_the_main_agent_over_rollouts_and_the_searcher_over_its_
     assert of_searcher == pytest.approx([8] + [8 / 3] * 3 + [4] * 4)
     tokens = batch.token_batches["searcher"]
     assert tokens.trajectory.tolist() == [0, 1, 1, 3, 3, 5, 5, 7, 8, 9, 10], "a turn with its search has one ratio"
-
-
-def columns_of(*turns):
-    """Columns of one dialogue in which ann said the segments of each turn, with so many tokens."""
-    said = [
-        Utterance(0, "ann", "ann", turn, 0, [], "", response_ids=[1] * tokens, part=part, rewards={"credit": 1.0})
-        for turn, segments in enumerate(turns)
-        for part, tokens in enumerate(segments)
-    ]
-    for number, u in enumerate(said):
-        u.id = u.order = number
-    dialogue = Dialogue(Example("e", "q", "a"), said)
-    return [Columns.of(dialogue, u, names_of(dialogue), "ann") for u in said]
-
-
-def test_a_row_has_its_share_of_the_tokens_of_its_turn():
-    assert turn_shares(unpaid(columns_of([3, 1], [5], [2, 2, 4]))) == [0.75, 0.25, 1.0, 0.25, 0.25, 0.5]
 
 
 class TestAlignedTurns:

@@ -151,16 +151,6 @@ def test_a_source_of_ones_own(tmp_path):
         Triplets(held_out=1)
 
 
-def test_the_tool_makes_questions_of_all_kinds():
-    box = TripletTool(workers=1)
-    (tool,) = box.tools()
-    assert tool.run(said=f"{HALVES}\n```input\n7\n```", kind="deduction").value["answer"] == "3"
-    assert tool.run(said=f"{HALVES}\n```input\n7\n```", kind="deduction").value["meta"]["limits"]["cpu_seconds"] == 1
-    made = tool.run(said=f"{INPUTS}```message\nm\n```", kind="induction", program="def f(x): return x")
-    assert made.value["meta"]["hidden"][0] == ["5", "5"]
-    box.close()
-
-
 @pytest.mark.parametrize(
     "options, words",
     [
