@@ -43,7 +43,7 @@ def test_the_share_with_the_lowest_means_goes_and_is_rounded_down():
 
 
 def test_of_equal_means_the_first_key_goes_and_rounding_is_no_difference():
-    batch = TurnBatch(reward=[0.1, 0.2, 0.3, 0.3, 0.2, 0.1, 0.1 + 0.1, 0.2, 0.2], prompt=[12, 12, 12, 3, 3, 3, 7, 7, 7])
+    batch = TurnBatch(reward=[0.3, 0.2, 0.1, 0.1, 0.2, 0.3, 0.1 + 0.1, 0.2, 0.2], prompt=[12, 12, 12, 3, 3, 3, 7, 7, 7])
     assert kept(batch, share=0.4) == [12, 12, 12, 7, 7, 7]
     assert kept(batch, share=0.7) == [12, 12, 12]
 

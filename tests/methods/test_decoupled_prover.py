@@ -80,6 +80,12 @@ def test_equal_scores_convince_nobody_and_neither_does_a_single_translation():
     assert paid(translated("4", "4"), [7.0]) == [-2.0]
 
 
+def test_translations_are_compared_with_those_of_the_same_solution():
+    alone = paid(translated("4", "4444"), [3, 1, -1, -3])
+    beside = [*translated("4", "4444"), *translated("5", "5555", rollouts=4)]
+    assert paid(beside, [3, 1, -1, -3, 9, 8, 7, 6])[:4] == pytest.approx(alone)
+
+
 def test_an_answer_is_faithful_if_the_task_reads_the_same_answer_in_it():
     dialogues = [*translated("5", ["5", "Answer: 5", "5.0", "4", "", "6"]), *translated("no", ["5", "no"])]
     assert faithful(dialogues, TASK) == [[None, value] for value in (1, 1, 1, 0, 0, 0, 0, 0)]
