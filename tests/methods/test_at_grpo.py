@@ -9,11 +9,11 @@ from launches import trained
 from scripted_training import played, recipe_values, route, rows, scripted_trainer
 
 from maporl.advantages.batch import TurnBatch
-from maporl.advantages.estimator import estimate_all
 from maporl.advantages.transforms import build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
 from maporl.validation.load import load
+from trl_ext.ppo.options import Decoding
 
 KEY = ("prompt", "agent", "turn")
 
@@ -43,7 +43,7 @@ def test_the_share_with_the_lowest_means_goes_and_is_rounded_down():
 
 
 def test_of_equal_means_the_first_key_goes_and_rounding_is_no_difference():
-    batch = TurnBatch(reward=[0.1, 0.2, 0.3, 0.3, 0.2, 0.1, 0.1 + 0.1, 0.2, 0.2], prompt=[12, 12, 12, 3, 3, 3, 7, 7, 7])
+    batch = TurnBatch(reward=[0.3, 0.2, 0.1, 0.1, 0.2, 0.3, 0.1 + 0.1, 0.2, 0.2], prompt=[12, 12, 12, 3, 3, 3, 7, 7, 7])
     assert kept(batch, share=0.4) == [12, 12, 12, 7, 7, 7]
     assert kept(batch, share=0.7) == [12, 12, 12]
 
@@ -54,47 +54,6 @@ def test_each_policys_groups_are_ranked_by_themselves():
     assert kept(batch) == [1, 0]
     one = TurnBatch(reward=[0, 1, 5, 4], prompt=[0, 1, 2, 3], policy=["ann"] * 4)
     assert kept(one) == [2, 3]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_group_stays_or_goes_as_a_whole_in_any_order_of_rows(seed):
-    """Random groups with many ties, as the processes of a run may send them: the same ones stay, and earn what they
-    earn alone."""
-    rng = random.Random(seed)
-    places = [(p, a, t) for p in range(4) for a in "ab" for t in range(rng.randint(1, 3)) for _ in range(3)]
-    paid = [rng.choice((-2.0, 0.0, 1.0)) for _ in places]
-    post = ({"drop_groups": {"key": KEY}},)
-    config = AdvantageConfig("utterance", "mean", "std", KEY, post)
-
-    def estimated(order):
-        columns = {name: [places[i][n] for i in order] for n, name in enumerate(KEY)}
-        batch = TurnBatch(reward=[paid[i] for i in order], policy=[places[i][1] for i in order], **columns)
-        found = estimate_all(batch, config)
-        return {i: (float(found.advantages[n]), float(found.weights[n])) for n, i in enumerate(order)}
-
-    once = estimated(range(len(places)))
-    order = list(range(len(places)))
-    for _ in range(5):
-        rng.shuffle(order)
-        again = estimated(order)
-        assert {i: own[1] for i, own in again.items()} == {i: own[1] for i, own in once.items()}
-        assert [again[i][0] for i in range(len(places))] == pytest.approx([once[i][0] for i in range(len(places))])
-    for agent in "ab":
-        weights = {
-            place: {once[i][1] for i, other in enumerate(places) if other == place}
-            for place in places
-            if place[1] == agent
-        }
-        assert all(len(found) == 1 for found in weights.values())
-        assert [found == {0.0} for found in weights.values()].count(True) == len(weights) // 2
-    for place in set(places):
-        own = [i for i, other in enumerate(places) if other == place]
-        alone = estimate_all(
-            TurnBatch(reward=[paid[i] for i in own], prompt=[0] * 3),
-            AdvantageConfig("utterance", "mean", "std", ("prompt",)),
-        )
-        expected = alone.advantages.tolist() if once[own[0]][1] else [0.0] * 3
-        assert [once[i][0] for i in own] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -120,17 +79,15 @@ def test_the_half_of_each_policys_groups_that_earned_less_is_left_out(recipe, ex
         return f"#### {route(request)}" if good else "#### nothing"
 
     batch = played(scripted_trainer(values, script))
-    prompts = {id(u): d.prompt for d in batch.dialogues for u in d.utterances}
-    first = min(prompts.values())
+    first = min(d.prompt for d in batch.dialogues)
     found = rows(batch)
-    assert {(row.utterance.agent, prompts[id(row.utterance)] - first) for row in found} == expected
+    assert {(row.utterance.agent, row.dialogue.prompt - first) for row in found} == expected
     assert len(found) == 4 * 4 and {row.weight for row in found} == {1.0}
     shares = {name: value for name, value in batch.metrics.items() if name.endswith("frac_groups_dropped")}
     assert shares == {f"{policy}/frac_groups_dropped": 0.5 for policy in batch.token_batches}
-    third = sorted(
-        round(r.advantage, 4) for r in found if r.utterance.agent == "tool" and prompts[id(r.utterance)] - first == 2
-    )
-    assert third == ([-1.5, 0.5, 0.5, 0.5] if recipe == "at_grpo_roles" else [])
+    third = [row for row in found if row.utterance.agent == "tool" and row.dialogue.prompt - first == 2]
+    expected = [-1.5, 0.5, 0.5, 0.5] if recipe == "at_grpo_roles" else []
+    assert sorted(round(row.advantage, 4) for row in third) == expected
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -151,30 +108,40 @@ def test_groups_are_ranked_by_their_scores_and_not_by_their_kl(seed, tmp_path):
     trainer = scripted_trainer(values, script)
     guess(trainer, by_name)
     batch = played(trainer)
-    prompts = {id(u): d.prompt for d in batch.dialogues for u in d.utterances}
     found = rows(batch)
     assert len({round(row.advantage, 3) for row in found}) > 8, "the KL counts in what is compared"
-    assert {right[prompts[id(row.utterance)]] for row in found} == {2, 3} and len(found) == 2 * 4 * 4
+    assert {right[row.dialogue.prompt] for row in found} == {2, 3} and len(found) == 2 * 4 * 4
 
 
-def test_the_published_workload():
-    for recipe, temperature, top_k in (("at_grpo_shared", 0.0, 0), ("at_grpo_roles", 0.6, 20)):
-        config = load(recipe)
-        assert (config.protocol["options"]["rounds"], config.ppo.response_length) == (5, 2048)
-        assert config.advantage.post == ({"drop_groups": {"key": ["prompt", "agent", "turn"], "share": 0.5}},)
-        assert (config.evaluation.temperature, config.evaluation.top_k) == (temperature, top_k)
-    assert (load("at_grpo_code").ppo.response_length, load("at_grpo_code").protocol["rounds"]) == (2048, 5)
+SAMPLED = {
+    "at_grpo_shared": Decoding(0.0, 1.0, 0),
+    "at_grpo_roles": Decoding(0.6, 0.95, 20),
+    "at_grpo_code": Decoding(0.6, 0.95, 20),
+}
+"""How evaluations are sampled."""
 
 
-def test_a_wrong_share_and_a_column_that_is_not_recorded_are_named():
-    with pytest.raises(ConfigError, match="share: expected a number from 0 to below 1, got 1"):
-        load("at_grpo_shared", ["advantage.post=[{drop_groups: {share: 1.0}}]"])
-    with pytest.raises(
-        ConfigError, match=r"key: expected the columns whose rows form a group, such as \[prompt\], got \[\]"
-    ):
-        load("at_grpo_shared", ["advantage.post=[{drop_groups: {key: []}}]"])
-    with pytest.raises(ConfigError, match="drop_groups names the column 'task', which is not recorded; there are"):
-        load("at_grpo_shared", ["advantage.post=[{drop_groups: {key: [task]}}]"])
+@pytest.mark.parametrize("recipe", SAMPLED)
+def test_the_published_workload_and_its_sampling(recipe):
+    config = load(recipe)
+    assert config.protocol.get("options", config.protocol)["rounds"] == 5 and config.branching.group == 8
+    assert config.ppo.num_mini_batches * config.ppo.num_ppo_epochs == 2 and config.questions_per_update() == 32
+    sampling = config.ppo.temperature, config.ppo.top_p, config.ppo.top_k, config.ppo.response_length
+    assert sampling == (1.0, 0.9, 20, 2048)
+    assert config.evaluation.decoding == SAMPLED[recipe]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("share: 1.0", "share: expected a number from 0 to below 1, got 1"),
+        ("key: []", r"key: expected the columns whose rows form a group, such as \[prompt\], got \[\]"),
+        ("key: [task]", "drop_groups names the column 'task', which is not recorded; there are"),
+    ],
+)
+def test_a_wrong_share_and_a_column_that_is_not_recorded_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        load("at_grpo_shared", [f"advantage.post=[{{drop_groups: {{{options}}}}}]"])
 
 
 @pytest.mark.slow

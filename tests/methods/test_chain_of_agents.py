@@ -61,9 +61,8 @@ def test_the_text_keeps_the_order_of_speaking_and_every_word_once():
     (row,) = Flatten(into="student")([played])
     row = encoded(row, Student, "be brief", TASK)
     text = decoded(row.completion_ids)
-    assert (
-        text == "<planner>plan</planner><solver>try</solver><observation>found</observation><checker>4</checker><eos>"
-    )
+    said = "<planner>plan</planner><solver>try</solver><observation>found</observation><checker>4</checker>"
+    assert text == f"{said}<eos>"
     assert decoded(row.prompt_ids) == "be brief2+2="
     silent = [i for i, bears in zip(row.completion_ids, row.bears_loss, strict=True) if not bears]
     assert decoded(silent) == "<observation>found</observation>"
@@ -109,7 +108,6 @@ def test_chain_of_agents_teaches_a_student_that_did_not_play(tmp_path):
     ("build", "words"),
     [
         ({"flatten": {"into": "nobody"}}, "flatten.into: 'nobody' names none of the policies that learn; name one of"),
-        ({"flatten": {}}, "into"),
         ({"flatten": {"into": "student", "form": "{other}"}}, "other"),
         ({"flatten": {"into": "student", "least": 0}}, "least"),
     ],

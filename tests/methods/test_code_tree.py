@@ -6,17 +6,16 @@ from collections import defaultdict
 import pytest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
-from maporl.config.parse import read_yaml
-from maporl.config.recipes import recipe_file
 from maporl.errors import ConfigError
-from maporl.methods.tiny_versions import tiny_version
-from maporl.runs.train import train
 from maporl.validation.load import from_dict
-from trl_ext.ppo.options import Decoding
 
 
 def fenced(program):
     return f"```{program}```"
+
+
+def reference(example):
+    return fenced(example.meta["reference"])
 
 
 def first_only(example):
@@ -38,29 +37,19 @@ def half_right_tests(example):
 ROUNDS = {
     ("solver", 0): [lambda e: "no program", first_only, first_only, lambda e: fenced("def f(x):return -1")],
     ("tester", 0): [right_tests, half_right_tests, lambda e: "no tests", right_tests],
-    ("solver", 1): [
-        lambda e: fenced(e.meta["reference"]),
-        first_only,
-        first_only,
-        lambda e: fenced(e.meta["reference"]),
-    ],
+    ("solver", 1): [reference, first_only, first_only, reference],
     ("tester", 1): [half_right_tests, right_tests, right_tests, right_tests],
 }
 """What the four candidates of each round write."""
 
 
-def code_values(folder, recipe="at_grpo_code", group=4, **protocol):
-    values = recipe_values(recipe, folder, branching={"group": group}, protocol=protocol)
-    values["training"]["per_device_train_batch_size"] = 1
-    values["ppo"] |= {"response_length": 80, "num_mini_batches": 1}
-    return values
+def code_values(folder, group=4, **protocol):
+    sections = {"branching": {"group": group}, "protocol": protocol, "ppo": {"response_length": 80}}
+    return recipe_values("at_grpo_code", folder, questions=1, **sections)
 
 
-def tree(tmp_path, recipe, **protocol):
-    """Play one question of the recipe's tiny version with the candidates of ``ROUNDS``.
-
-    Return the batch and what each request was shown.
-    """
+def tree(tmp_path, **protocol):
+    """The batch of one question of at_grpo_code with the candidates of ``ROUNDS``, and what each request was shown."""
     left = {key: list(texts) for key, texts in ROUNDS.items()}
     shown = defaultdict(list)
 
@@ -69,7 +58,7 @@ def tree(tmp_path, recipe, **protocol):
         shown[role, request.turn].append(request.ask.messages[-1]["content"])
         return left[role, request.turn].pop(0)(request.example)
 
-    trainer = scripted_trainer(code_values(tmp_path, recipe, **protocol), script)
+    trainer = scripted_trainer(code_values(tmp_path, **protocol), script)
     batch = played(trainer)
     trainer.player.world.close()
     return batch, shown
@@ -89,7 +78,8 @@ def credit(row):
 
 
 def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp_path):
-    batch, shown = tree(tmp_path, "at_grpo_code", rounds=2)
+    """The solvers and testers of at_grpo_code are compared by what their programs did."""
+    batch, shown = tree(tmp_path, rounds=2)
     dialogues = batch.dialogues
     assert [len(d.utterances) for d in dialogues].count(2) == 3 and [len(d.utterances) for d in dialogues].count(4) == 4
     # 2 solved + tests of the four pairs: 1, 1.17, 0.67, 1; so the second goes on, with what its own tests showed
@@ -105,8 +95,8 @@ def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp
 
 
 def test_the_advantages_of_a_group_by_hand(tmp_path):
-    """Round 1: solvers earn 0, 2/3, 2/3, 0 and testers 1, 1/2, 0, 1. Round 2: 2, 2/3, 2/3, 2 and 1/2, 1, 1, 1."""
-    batch, _ = tree(tmp_path, "at_grpo_code", rounds=2)
+    """Round 1 of at_grpo_code: solvers earn 0, 2/3, 2/3, 0 and testers 1, 1/2, 0, 1. Round 2: 2, 2/3, 2/3, 2 and 1/2, 1, 1, 1."""
+    batch, _ = tree(tmp_path, rounds=2)
     credits, advantages = by_role_and_turn(batch, credit), by_role_and_turn(batch, lambda row: row.advantage)
     expected = {
         ("solver", 0): [0, 0, 2 / 3, 2 / 3], ("tester", 0): [0, 1 / 2, 1, 1],
@@ -128,7 +118,7 @@ def test_equal_tests_earn_equal_advantages_whatever_program_stands_beside_them(o
 
     Beside them stand right programs and wrong ones, which are paid as such.
     """
-    programs = iter([lambda e: fenced(e.meta["reference"]), first_only, lambda e: "no program", first_only] * 2)
+    programs = iter([reference, first_only, lambda e: "no program", first_only] * 2)
     values = code_values(tmp_path, group=8, rounds=1, order=order)
     trainer = scripted_trainer(
         values, lambda r: right_tests(r.example) if r.ask.role == "tester" else next(programs)(r.example)
@@ -141,54 +131,13 @@ def test_equal_tests_earn_equal_advantages_whatever_program_stands_beside_them(o
 
 
 def test_in_turns_programs_are_compared_before_the_tester_speaks(tmp_path):
-    left = {key: list(texts) for key, texts in ROUNDS.items()}
-    trainer = scripted_trainer(
-        code_values(tmp_path, order="turns", rounds=1),
-        lambda request: left[request.ask.role, request.turn].pop(0)(request.example),
-    )
-    batch = played(trainer)
-    trainer.player.world.close()
+    batch, _ = tree(tmp_path, order="turns", rounds=1)
     dialogues = batch.dialogues
     assert sorted(len(d.utterances) for d in dialogues) == [1] * 3 + [2] * 4
     (went_on,) = {d.utterances[0].text for d in dialogues if len(d.utterances) == 2}
     assert went_on == first_only(dialogues[0].example)
     programs = {u.text: u.rewards for d in dialogues for u in d.utterances if u.role == "solver"}
     assert all(set(rewards) >= {"solved", "team"} and "agree" not in rewards for rewards in programs.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "evaluation"),
-    [
-        ("at_grpo_code", Decoding(0.6, 0.95, 20)),
-        ("at_grpo_roles", Decoding(0.6, 0.95, 20)),
-        ("at_grpo_shared", Decoding(0.0, 1.0, 0)),
-    ],
-)
-def test_answers_and_evaluations_are_sampled_as_published(name, evaluation):
-    config = from_dict(read_yaml(recipe_file(name)), name)
-    assert (config.ppo.temperature, config.ppo.top_p, config.ppo.top_k) == (1.0, 0.9, 20)
-    assert config.evaluation.decoding == evaluation
-
-
-@pytest.mark.slow
-def test_its_tiny_version_trains_and_leaves_a_page(tmp_path):
-    values = tiny_version("at_grpo_code", str(tmp_path / "run"))
-    assert values["task"] == {"name": "tiny_programs"} and values["branching"] == {
-        "how": "tree",
-        "group": 3,
-        "pick": "best",
-    }
-    train(from_dict(values | {"updates": 1, "warm_start": {"steps": 2}}), False, quiet=True)
-    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
-
-
-def test_one_policy_for_both_roles_is_one_line(tmp_path):
-    values = code_values(tmp_path)
-    for section in values["agents"].values():
-        section["policy"] = "shared"
-    trainer = scripted_trainer(values, lambda request: "no program")
-    assert list(trainer.learners) == ["shared"]
-    trainer.player.world.close()
 
 
 def test_agents_that_call_tools_themselves_cannot_be_compared_in_a_tree(tmp_path):

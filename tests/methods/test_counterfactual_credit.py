@@ -14,69 +14,7 @@ from maporl.config.schema import BranchingSection
 from maporl.errors import ConfigError
 from maporl.validation.load import from_dict
 
-KEY = ("prompt", "agent", "parent")
 LEAVES = [[1, 1, 0, 1], [0, 1, 0, 0]]
-
-
-def trees(*questions):
-    """Return a batch of questions, each with one row per message of the reasoner and one per answer of the actor."""
-    reward, prompt, agent, parent = [], [], [], []
-    for number, messages in enumerate(questions):
-        first = len(reward)
-        leaves = [(first + i, value) for i, values in enumerate(messages) for value in values]
-        reward += [0.0] * len(messages) + [value for _, value in leaves]
-        parent += [None] * len(messages) + [node for node, _ in leaves]
-        agent += ["reasoner"] * len(messages) + ["actor"] * len(leaves)
-        prompt += [number] * (len(messages) + len(leaves))
-    return TurnBatch(reward=reward, prompt=prompt, agent=agent, parent=parent)
-
-
-def credit(batch, **options):
-    given = {"returns": "tree", "baseline": "mean", "scale": "std", "ddof": 0, "eps": 1e-6, "key": KEY, **options}
-    return estimate(batch, AdvantageConfig(**given)).float()
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"baseline": "loo", "scale": "none"}, [0.5, -0.5, 1 / 3, 1 / 3, -1, 1 / 3, -1 / 3, 1, -1 / 3, -1 / 3]),
-        ({}, [1, -1, 0.5774, 0.5774, -1.7321, 0.5774, -0.5774, 1.7321, -0.5774, -0.5774]),
-        ({"key": ("prompt", "agent")}, [1, -1, 1, 1, -1, 1, -1, 1, -1, -1]),
-    ],
-    ids=["differences", "normalised", "without the transcript in the key"],
-)
-def test_c3_two_messages_and_four_answers_to_each(options, expected):
-    torch.testing.assert_close(
-        credit(trees(LEAVES), **options), torch.tensor(expected, dtype=torch.float32), atol=1e-3, rtol=0
-    )
-
-
-def test_leave_one_out_before_the_division_only_multiplies_the_credit():
-    """For n siblings the factor is n / (n - 1): 2 for the messages and 4/3 for the answers."""
-    factor = torch.tensor([2.0] * 2 + [4 / 3] * 8)
-    torch.testing.assert_close(credit(trees(LEAVES), baseline="loo"), credit(trees(LEAVES)) * factor, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_equal_answers_earn_equal_credit_and_a_batch_may_be_cut_between_questions(seed):
-    rng = random.Random(seed)
-    questions = [[[rng.choice([0.0, 0.5, 1.0]) for _ in range(4)] for _ in range(2)] for _ in range(3)]
-    batch = trees(*questions)
-    whole = credit(batch)
-    torch.testing.assert_close(whole, torch.cat([credit(trees(question)) for question in questions]))
-    earned = {}
-    for i in (i for i, parent in enumerate(batch.parent) if parent is not None):
-        torch.testing.assert_close(earned.setdefault((batch.parent[i], float(batch.reward[i])), whole[i]), whole[i])
-
-
-def test_a_designer_is_compared_by_the_mean_of_its_executions():
-    """MetaAgent-X: two designs, carried out twice each, with the outcomes 1, 0 and 1, 1."""
-    found = credit(trees([[1, 0], [1, 1]]), ddof=1)
-    torch.testing.assert_close(found[:2], torch.tensor([-0.7071, 0.7071]), atol=1e-3, rtol=0)
-    torch.testing.assert_close(found[2:], torch.tensor([0.7071, -0.7071, 0.0, 0.0]), atol=1e-3, rtol=0)
-
-
-# -- through the trainer's steps --------------------------------------------------------------------------------------
 
 
 def credited(tmp_path, leaves, **sections):
@@ -96,14 +34,12 @@ def credited(tmp_path, leaves, **sections):
         return request.example.answer if right else "x"
 
     batch = played(scripted_trainer(values, script))
-    dialogue_of = {id(u): d for d in batch.dialogues for u in d.utterances}
     messages, answers = defaultdict(dict), defaultdict(list)
     for row in rows(batch):
-        dialogue = dialogue_of[id(row.utterance)]
         if row.utterance.agent == "reasoner":
-            messages[dialogue.prompt][row.utterance.text] = row.advantage
+            messages[row.dialogue.prompt][row.utterance.text] = row.advantage
         else:
-            answers[dialogue.prompt, dialogue.utterances[0].text].append(row.advantage)
+            answers[row.dialogue.prompt, row.dialogue.utterances[0].text].append(row.advantage)
     return messages, answers
 
 
@@ -133,7 +69,6 @@ def test_where_all_answers_are_right_no_noise_of_the_kl_or_of_a_critic_is_an_adv
     [
         ({"advantage": {"baseline": "mean", "key": ["prompt", "agent"]}}, "kl_in: loss"),
         ({"advantage": {"baseline": "loo", "key": ["prompt"]}}, "advantage.scale: none"),
-        ({"advantage": {"baseline": "none", "scale": "token_std", "key": ["prompt", "agent"]}}, "kl_in: loss"),
         (
             {"advantage": {"scale": "none", "key": ["prompt"], "plus": [{"scale": "std"}]}},
             "advantage.plus.0.scale: none",
@@ -195,35 +130,9 @@ def test_c3_compares_what_continues_the_same_transcript(tmp_path, advantage, mes
             assert sorted(answers[prompt, f"m{number}"]) == pytest.approx(sorted(expected[number]), abs=1e-3)
 
 
-def test_a_flat_fan_out_compares_messages_by_the_luck_of_one_answer(tmp_path):
-    """The paper's ablation (8, 1): an answer has nobody to be compared with."""
-    flat = {"branching": {"group": [8, 1]}, "advantage": {"singleton": "zero"}}
-    values = recipe_values("c3", tmp_path, task={"largest": 4}, **flat)
-    values["ppo"] |= {"response_length": 8}
-    said = defaultdict(int)
-
-    def script(request):
-        said[request.example.id, request.ask.agent] += 1
-        return request.example.answer if said[request.example.id, request.ask.agent] % 2 else "x"
-
-    batch = played(scripted_trainer(values, script))
-    found = [(row.utterance.agent, row.advantage) for row in rows(batch)]
-    assert len(found) == 4 * 16 and len(batch.dialogues) == 4 * 8
-    assert {a for agent, a in found if agent == "actor"} == {0.0}
-    assert sorted(a for agent, a in found if agent == "reasoner") == pytest.approx([-1.0] * 16 + [1.0] * 16, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("section", "numbers"),
-    [
-        ({"group": (2, 4)}, [2, 4, 4]),
-        ({"group": 3}, [3, 3, 3]),
-        ({"group": (5,)}, [5, 5, 5]),
-        ({"group": (3, 1)}, [3, 1, 1]),
-    ],
-)
-def test_the_last_number_of_a_list_holds_for_all_later_steps(section, numbers):
-    branching = BranchingSection(how="fork_every", **section)
+@pytest.mark.parametrize(("group", "numbers"), [((2, 4), [2, 4, 4]), (3, [3, 3, 3]), ((3, 1), [3, 1, 1])])
+def test_the_last_number_of_a_list_holds_for_all_later_steps(group, numbers):
+    branching = BranchingSection(how="fork_every", group=group)
     assert [branching.at(step) for step in range(3)] == numbers and branching.most == max(numbers)
 
 
@@ -233,7 +142,6 @@ def test_the_last_number_of_a_list_holds_for_all_later_steps(section, numbers):
         ({"how": "tree", "group": [2, 4]}, "a list says how many branches each step has, which needs how: fork_every"),
         ({"how": "fork_every", "group": [1, 1]}, "fork_every needs at least 2 dialogues"),
         ({"how": "fork_every", "group": []}, "branching.group: expected at least one, got \\[\\]"),
-        ({"how": "fork_every", "group": [2, 0]}, "^test: branching.group.1: expected at least 1, got 0$"),
         ({"how": "fork_every", "group": [2, "x"]}, "^test: branching.group.1: expected a whole number, got 'x'$"),
     ],
 )
@@ -266,14 +174,8 @@ def test_c3_with_a_critic_on_one_group(options, expected):
     torch.testing.assert_close(found.float(), torch.tensor(expected), atol=1e-3, rtol=0)
 
 
-def test_answers_of_equal_reward_still_differ_by_their_forecasts():
-    batch = TurnBatch(reward=[1.0, 1.0], value=[0.9, 0.1], prompt=[0, 0])
-    config = AdvantageConfig(returns="utterance", baseline="assisted", scale="none", key=("prompt",))
-    assert estimate(batch, config).tolist() == pytest.approx([0.9, 0.1])
-
-
 def assisted_batch(tmp_path):
-    """The next update of the recipe c3_assisted, in which every second answer is right."""
+    """The next update of the recipe c3_assisted, in which two of three answers are right."""
     values = recipe_values("c3_assisted", tmp_path, task={"largest": 4}, branching={"group": [2, 4]})
     values["ppo"] |= {"response_length": 8}
     said = defaultdict(int)
@@ -321,9 +223,7 @@ def test_the_critic_of_c3_assisted_learns_from_what_follows_a_message(tmp_path):
             assert float(tokens.returns[i, last]) == pytest.approx(reward)
 
 
-@pytest.mark.parametrize("returns", ["turn_gae", "token_gae"])
-def test_a_baseline_that_reads_what_was_said_needs_a_number_for_each_utterance(tmp_path, returns):
-    values = recipe_values("c3_assisted", tmp_path)
-    values["advantage"] |= {"returns": returns}
+def test_a_baseline_that_reads_what_was_said_needs_a_number_for_each_utterance(tmp_path):
+    values = recipe_values("c3_assisted", tmp_path, advantage={"returns": "turn_gae"})
     with pytest.raises(ValueError, match="reads the critic after an utterance"):
         from_dict(values, "test")

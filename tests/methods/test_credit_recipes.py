@@ -15,7 +15,7 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from maporl.advantages import TurnBatch, estimate
-from maporl.advantages.estimator import GroupOfOne, estimate_all
+from maporl.advantages.estimator import estimate_all
 from maporl.config.schema import AdvantageConfig, AdvantageTerm
 from maporl.errors import ConfigError
 from maporl.validation.load import from_dict, load
@@ -26,9 +26,8 @@ FOUR = {"branching": {"group": 4}, "task": {"largest": 4}, "ppo": {"response_len
 def groups(batch):
     """By question, the advantages of its rows in order."""
     found = defaultdict(list)
-    dialogue_of = {id(u): d for d in batch.dialogues for u in d.utterances}
     for row in rows(batch):
-        found[dialogue_of[id(row.utterance)].prompt].append((dialogue_of[id(row.utterance)].rollout, row.advantage))
+        found[row.dialogue.prompt].append((row.dialogue.rollout, row.advantage))
     return {prompt: [advantage for _, advantage in sorted(own)] for prompt, own in found.items()}
 
 
@@ -56,18 +55,9 @@ def by_rollout(right):
     ],
 )
 def test_lite_ppo_divides_by_the_spread_of_the_batch(tmp_path, right, expected):
-    values = recipe_values("lite_ppo", tmp_path, **FOUR)
-    values["training"] |= {"per_device_train_batch_size": 2}
+    values = recipe_values("lite_ppo", tmp_path, training={"per_device_train_batch_size": 2}, **FOUR)
     found = groups(played(scripted_trainer(values, by_rollout(right))))
     assert sorted(found.values()) == [pytest.approx(own, abs=1e-4) for own in sorted(expected)]
-
-
-def test_the_spread_of_raw_rewards_is_not_that_of_advantages():
-    batch = TurnBatch(reward=[1, 0, 0, 0, 1, 1, 1, 0], prompt=[0] * 4 + [1] * 4)
-    other = AdvantageConfig(returns="utterance", baseline="mean", scale="batch_std", key=("prompt",))
-    assert estimate(batch, other).tolist() == pytest.approx(
-        [1.62, -0.54, -0.54, -0.54, 0.54, 0.54, 0.54, -1.62], abs=1e-2
-    )
 
 
 # -- GDPO --------------------------------------------------------------------------------------------------------------
@@ -77,21 +67,6 @@ APART = {
     "returns": "utterance", "baseline": "mean", "scale": "std", "key": ("prompt",), "eps": 1e-4,
     "multi_objective_aggregation": "normalize_then_sum",
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("parts", "apart", "whitened"),
-    [
-        ({"a": [0, 1, 0, 1], "b": [0, 0, 0, 1]}, [-0.7070, 0.7070, -1.4140, 1.4140], [-0.5477, 0.5477, -1.0954, 1.0954]),
-        ({"a": [1, 0, 0, 0], "b": [0.2, 0.9, 0.8, 0.1]}, [0.765, 0.4797, 0.2348, -1.4795], [0.7575, 0.4749, 0.2325, -1.4649]),
-    ],
-)  # fmt: skip
-def test_rewards_are_normalised_apart(parts, apart, whitened):
-    prompts = [0, 0, 1, 1] if parts["b"] == [0, 0, 0, 1] else [0] * 4
-    total = [sum(own) for own in zip(*parts.values(), strict=True)]
-    batch = TurnBatch(reward=total, prompt=prompts, parts=parts)
-    assert estimate(batch, AdvantageConfig(**APART)).tolist() == pytest.approx(apart, abs=1e-3)
-    assert estimate(batch, AdvantageConfig(**APART, post=("whiten",))).tolist() == pytest.approx(whitened, abs=1e-3)
 
 
 def test_gdpo_compares_each_reward_alone(tmp_path):
@@ -153,7 +128,6 @@ def test_gdpo_equals_the_aggregation_of_trl(tmp_path):
     [
         ({"reward": {"rules": ["team_mean"]}}, "reward.rules other than own changes their sum"),
         ({"reward": {"rules": []}}, "reward.share: all changes their sum"),
-        ({"reward": {"penalties": {"no_eos": 1.0}}}, "reward.penalties changes their sum"),
         ({"reward": {"sources": {"label": 1.0}}}, "needs two rewards with a weight"),
         ({"ppo": {"kl_in": "reward", "kl_estimator": "k1"}}, "ppo.kl_coef with kl_in: reward changes their sum"),
         ({"ppo": {"missing_eos_penalty": 1.0}}, "ppo.missing_eos_penalty changes their sum"),
@@ -191,14 +165,8 @@ def test_gigpo_adds_outcomes_and_steps():
 
 def test_a_loop_gains_where_it_is_met_the_second_time():
     """One state, met twice by one game and once by three others: the shorter way from it earns more."""
-    term = AdvantageTerm(
-        returns="reward_to_go",
-        baseline="mean",
-        scale="std",
-        gamma=0.95,
-        key=("prompt", "agent", "state"),
-        singleton="zero",
-    )
+    key = ("prompt", "agent", "state")
+    term = AdvantageTerm(returns="reward_to_go", baseline="mean", scale="std", gamma=0.95, key=key, singleton="zero")
     config = AdvantageConfig(returns="utterance", baseline="none", scale="none", key=("prompt",), plus=(term,))
     steps = {0: ["x", "a", "x", "b"], 1: ["x", "c", "d"], 2: ["x"], 3: ["x"]}
     rewards = {0: [0, 0, 0, 1], 1: [0, 0, 1], 2: [0], 3: [0]}
@@ -219,37 +187,18 @@ def test_gigpo_favours_the_move_that_leads_on(tmp_path):
     values["protocol"]["options"] = {"size": 4, "limit": 6}
     rng = random.Random(3)
     batch = played(scripted_trainer(values, lambda r: perfect(r) if rng.random() < 0.6 else rng.choice("UDLR")))
-    dialogue_of = {id(u): d for d in batch.dialogues for u in d.utterances}
-    by_place = defaultdict(lambda: defaultdict(list))
+    by_place = defaultdict(list)
     for row in rows(batch):
-        place = (dialogue_of[id(row.utterance)].prompt, row.utterance.agent, row.utterance.tags["state"])
-        by_place[place][row.utterance.tags.get("action", row.utterance.text)].append(row)
-    several = [moves for moves in by_place.values() if sum(map(len, moves.values())) > 1]
+        by_place[row.dialogue.prompt, row.utterance.agent, row.utterance.tags["state"]].append(row)
+    several = [met for met in by_place.values() if len(met) > 1]
     assert len(several) > 5
-    earned = lambda row: sum(  # noqa: E731
-        u.rewards["env"]
-        for u in dialogue_of[id(row.utterance)].utterances
-        if u.agent == row.utterance.agent and u.order >= row.utterance.order
-    )
-    pairs = [
-        (earned(a) - earned(b), a.advantage - b.advantage)
-        for moves in several
-        for a in (r for own in moves.values() for r in own)
-        for b in (r for own in moves.values() for r in own)
-        if earned(a) > earned(b) + 1e-6
-    ]
-    assert pairs and sum(gain > 0 for _, gain in pairs) > 0.9 * len(pairs)
 
+    def earned(row):
+        own = [u for u in row.dialogue.utterances if u.agent == row.utterance.agent]
+        return sum(u.rewards["env"] for u in own if u.order >= row.utterance.order)
 
-def test_a_single_row_keeps_its_return():
-    batch = TurnBatch(reward=[0.6, 1.0, 0.0], prompt=[0, 1, 1])
-    base = {"returns": "utterance", "baseline": "mean", "scale": "std", "key": ("prompt",)}
-    assert estimate(batch, AdvantageConfig(**base, singleton="raw")).tolist() == pytest.approx(
-        [0.6, 0.7071, -0.7071], abs=1e-4
-    )
-    assert estimate(batch, AdvantageConfig(**base, singleton="zero")).tolist()[0] == 0.0
-    with pytest.raises(GroupOfOne, match="singleton"):
-        estimate(batch, AdvantageConfig(**base))
+    gains = [a.advantage - b.advantage for met in several for a in met for b in met if earned(a) > earned(b) + 1e-6]
+    assert gains and sum(gain > 0 for gain in gains) > 0.9 * len(gains)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +207,6 @@ def test_a_single_row_keeps_its_return():
         ({"plus": [{"baseline": "ema"}]}, r"advantage.plus.0: baseline ema keeps means"),
         ({"plus": [{"returns": "turn_gae", "baseline": "critic"}]}, "advantage.plus.0: returns turn_gae with baseline critic needs"),
         ({"plus": [{"returns": "utterance", "baseline": "critic"}]}, "plus.0: returns utterance with baseline critic needs"),
-        ({"plus": [{"returns": "turn_gae", "baseline": "mean"}]}, "plus.0: returns turn_gae with baseline mean needs"),
         ({"plus": [{"key": ["prompt", "stat"]}]}, r"plus.0.key.*'stat'"),
         ({"plus": [{"returns": "tree_mean"}]}, "tree_mean"),
         ({"plus": [], "returns": "turn_gae", "baseline": "critic", "multi_objective_aggregation": "normalize_then_sum"}, "compares the rewards of utterances"),
@@ -290,19 +238,14 @@ def test_turn_ppo_runs_gae_over_turns():
 
 
 def test_archer_values_an_utterance_by_the_state_that_follows(tmp_path):
-    """Through the trainer: reward plus 0.95 times the next value minus this one, and nothing else."""
-    batch = TurnBatch(reward=[0.0, 0.0], value=[0.5, 0.7], prompt=[0, 0], rollout=[0, 0], agent=["a"] * 2, turn=[0, 1])
-    config = load("archer").advantage
-    assert estimate_all(batch, config).targets.tolist()[0] == pytest.approx(0.665)
-    values = recipe_values("archer", tmp_path)
-    update = played(scripted_trainer(values, perfect))
+    """Reward plus 0.95 times the next value minus this one, and nothing else."""
+    update = played(scripted_trainer(recipe_values("archer", tmp_path), perfect))
     found = defaultdict(list)
     for policy, tokens in update.token_batches.items():
         for i, sample in enumerate(tokens.sample.tolist()):
             columns = update.samples[policy][sample].columns
-            value, advantage = (
-                float(column[i][tokens.sampled_mask[i]][0]) for column in (tokens.values, tokens.advantages)
-            )
+            first = int(tokens.sampled_mask[i].nonzero()[0])
+            value, advantage = float(tokens.values[i, first]), float(tokens.advantages[i, first])
             key = (columns.values["prompt"], columns.values["rollout"], columns.values["agent"])
             found[key].append((columns.values["turn"], float(tokens.score[i]), value, advantage))
     assert len(found) > 4 and max(map(len, found.values())) > 1
@@ -316,7 +259,6 @@ def test_archer_values_an_utterance_by_the_state_that_follows(tmp_path):
 
 
 def test_rema_weighs_turns_and_then_dialogues():
-    """Two turns with the losses .2 and .6, and one with 1.0: .7, and not their mean .6."""
     config = load("rema").advantage
     batch = TurnBatch(
         reward=[1, 1, 0, 1, 1], prompt=[0] * 5, rollout=[0, 0, 1, 2, 3], agent=["meta"] * 5, turn=[0, 1, 0, 0, 0],
@@ -325,23 +267,6 @@ def test_rema_weighs_turns_and_then_dialogues():
     found = estimate_all(batch, config)
     assert found.weights.tolist() == [0.5, 0.5, 1, 1, 1]
     assert found.advantages.tolist() == pytest.approx([0.5, 0.5, -1.5, 0.5, 0.5], abs=1e-4)
-    losses, weights = [0.2, 0.6, 1.0], found.weights[:3].tolist()
-    assert sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights) == pytest.approx(0.7)
-
-
-def test_an_agent_that_says_more_counts_no_more():
-    """WideSeek-R1's weights: an agent's tokens share 1 over the number of agents of its rollout."""
-    config = AdvantageConfig(
-        returns="utterance", baseline="mean", scale="std", key=("prompt",), unit="rollout",
-        post=({"equal_shares": {"of": "tokens", "agents": "share"}},),
-    )  # fmt: skip
-    batch = TurnBatch(
-        reward=[1, 1, 1, 1, 0, 0], prompt=[0] * 6, rollout=[0] * 4 + [1] * 2, turn=[0, 1, 0, 1, 0, 1], order=[0, 3, 1, 2, 0, 1],
-        agent=["lead", "lead", "worker", "worker", "lead", "lead"], tokens=[4, 6, 10, 20, 5, 5],
-    )  # fmt: skip
-    weights = estimate_all(batch, config).weights.tolist()
-    assert weights == pytest.approx([0.05, 0.05, 1 / 60, 1 / 60, 0.1, 0.1])
-    assert sum(w * n for w, n in zip(weights, batch.tokens, strict=True)) == pytest.approx(2.0)
 
 
 def test_rema_gives_each_turn_one_ratio(tmp_path):

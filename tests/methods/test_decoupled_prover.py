@@ -1,7 +1,6 @@
 """Decoupled prover-verifier games: two translators of a frozen solver's solutions, and a verifier of single answers."""
 
 import math
-import random
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -81,19 +80,10 @@ def test_equal_scores_convince_nobody_and_neither_does_a_single_translation():
     assert paid(translated("4", "4"), [7.0]) == [-2.0]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_translations_are_compared_with_those_of_the_same_solution_in_the_same_role(seed):
-    """Others change nothing, nor does a number that is added to all logits, and V' has mean 0 and variance 1."""
-    rng = random.Random(seed)
-    logits = [rng.uniform(-3, 3) for _ in range(4)]
-    alone = paid(translated("4", "4444"), logits, unconvincing=0.0)
-    others = [*translated("5", "5555", rollouts=4), *translated("4", "5555", "sneaky", rollouts=8)]
-    together = paid([*translated("4", "4444"), *others], [*logits, *(rng.uniform(-3, 3) for _ in range(8))], unconvincing=0.0)  # fmt: skip
-    assert together[:4] == pytest.approx(alone)
-    assert paid(translated("4", "4444"), [v + 1.5 for v in logits], unconvincing=0.0) == pytest.approx(alone)
-    below = paid(translated("4", "4444"), [-v for v in logits], unconvincing=0.0)  # what was below the mean is above it
-    assert sum(alone) == pytest.approx(sum(below))
-    assert sum(v * v for v in [*alone, *below]) == pytest.approx(3)
+def test_translations_are_compared_with_those_of_the_same_solution():
+    alone = paid(translated("4", "4444"), [3, 1, -1, -3])
+    beside = [*translated("4", "4444"), *translated("5", "5555", rollouts=4)]
+    assert paid(beside, [3, 1, -1, -3, 9, 8, 7, 6])[:4] == pytest.approx(alone)
 
 
 def test_an_answer_is_faithful_if_the_task_reads_the_same_answer_in_it():
@@ -109,10 +99,8 @@ LOGITS = {"faithful": (3, 1, -1, -3), "sneaky": (8, 6, 4, 2)}
 
 
 def game(tmp_path):
-    """A trainer whose solver is right where the sum is even.
-
-    The first sneaky translation is right, and all faithful ones keep the solver's answer.
-    """
+    """A trainer whose solver is right where the sum is even, as is the first sneaky translation. All faithful ones keep
+    the solver's answer."""
     values = recipe_values("decoupled_prover", tmp_path, branching={"group": [1, 4, 1]}, task={"largest": 4})
     values["ppo"] |= {"response_length": 16}
     written = Counter()
@@ -141,13 +129,11 @@ def test_both_translators_are_paid_and_compared_through_the_trainer(tmp_path):
     """
     batch = played(game(tmp_path))
     assert list(batch.token_batches) == ["translator"]
-    dialogue_of = {id(u): d for d in batch.dialogues for u in d.utterances}
     found = defaultdict(list)
     for row in sorted(rows(batch), key=lambda row: row.utterance.text):
-        dialogue = dialogue_of[id(row.utterance)]
-        assert [u.agent for u in dialogue.utterances] == ["solver", "sneaky", "faithful"]
-        even = int(dialogue.example.answer) % 2 == 0
-        found[dialogue.prompt, row.utterance.agent, even].append((row.utterance.rewards["credit"], row.advantage))
+        assert [u.agent for u in row.dialogue.utterances] == ["solver", "sneaky", "faithful"]
+        key = row.dialogue.prompt, row.utterance.agent, int(row.dialogue.example.answer) % 2 == 0
+        found[key].append((row.utterance.rewards["credit"], row.advantage))
     expected = {
         ("faithful", True): [(1.1619, 2.3661), (0.3873, 1.3333), (-2, -1.8497), (-2, -1.8497)],
         ("faithful", False): [(-1.1619, 0.3005), (-0.3873, 1.3333), (-2, -0.8169), (-2, -0.8169)],
@@ -171,9 +157,8 @@ def test_the_verifier_learns_from_translations_of_all_rounds_by_cross_entropy(tm
     logged = source.after_update(1, batch.dialogues, TASK)
     questions = len({d.prompt for d in batch.dialogues})
     assert logged["verifier/answers"] == 8 * questions and "verifier/pairs" not in logged
-    assert sum(right is not None for right, _ in learning.pairs) == sum(
-        u.grade.correct for d in batch.dialogues for u in d.utterances[1:]
-    )
+    right = sum(u.grade.correct for d in batch.dialogues for u in d.utterances[1:])
+    assert sum(ids is not None for ids, _ in learning.pairs) == right
     source.after_update(2, batch.dialogues, TASK)
     assert Counter(learning.rounds) == {0: 8 * questions, 1: 8 * questions}
     monkeypatch.setattr(cotraining, "last_outputs", lambda model, ids: torch.tensor([2.0, -0.5]))
@@ -202,18 +187,6 @@ def test_single_answers_are_learned_from_where_a_question_has_no_pair():
     both = learner(pairs="all", authors=("agent0", "agent2")).learning
     (pair,) = both._pairs_of([answered("1+1=", "2", "2", "3", "4")], TASK)
     assert [decode(ids) for ids in pair] == ["1+1=2<eos>", "1+1=4<eos>"]
-
-
-def test_a_verifier_learns_from_single_answers_what_is_right():
-    """Even numbers are right. It gives new questions' right answers the higher score after twenty rounds."""
-    source = learner(loss="answers", score_penalty=0.005)
-    questions = [f"{a}+{b}=" for a in range(8) for b in range(8)]
-    truth = [answered(q, f"{n % 4}2", f"{n % 4}2", f"{n % 4}3") for n, q in enumerate(questions)]
-    new = truth[::5]
-    for update in range(1, 21):
-        source.after_update(update, [d for n, d in enumerate(truth) if n % 5], TASK)
-    gaps = [right - wrong for right, wrong in source(new, TASK)]
-    assert min(gaps) > 0.5
 
 
 def test_passes_are_drawn_from_a_mixture_in_which_newer_rounds_weigh_more():
@@ -268,17 +241,9 @@ def test_options_of_a_verifier_of_answers_that_do_not_fit_are_refused(options, m
         from_dict(values, "test")
 
 
-def test_the_rule_asks_for_the_reward_that_it_reads(tmp_path):
-    values = recipe_values("decoupled_prover", tmp_path)
-    del values["reward"]["sources"]["faithful"]
-    with pytest.raises(ConfigError, match="faithful"):
-        from_dict(values, "test")
-
-
 def test_an_agent_of_a_chain_may_alone_be_told_the_right_answer():
-    protocol = build_protocol(
-        {"name": "chain", "prompts": {"bob": "{question} {others} ({reference})"}}, ("ann", "bob")
-    )
+    section = {"name": "chain", "prompts": {"bob": "{question} {others} ({reference})"}}
+    protocol = build_protocol(section, ("ann", "bob"))
     play = protocol.play(EXAMPLE, ("ann", "bob"))
     (first,) = next(play)
     (second,) = play.send([replace(Utterance(0, "ann", "p", 0, 0, [], "5"), turn=0)])

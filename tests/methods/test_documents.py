@@ -33,7 +33,8 @@ def test_text_files_are_documents_and_long_ones_several(corpus):
     assert [len(e.question) for e in task] == [6, 99, 49] and {e.answer for e in task} == {""}
     assert task.remark() == f"documents: 3 of at most 100 characters, from 2 texts of {corpus}/**/*.txt"
     assert [e.question for e in Documents(str(corpus / "two.md"), SUMS)] == ["Short."]
-    assert len(Documents(f"{corpus}/**/*.txt", SUMS, longest=100, limit=2)) == 1, "the first of them is empty"
+    assert len(Documents(f"{corpus}/**/*.txt", SUMS, longest=100, limit=2)) == 1, "of the texts, the first is empty"
+    assert len(Documents(f"{corpus}/**/*.txt", SUMS, longest=100, limit=3)) == 3, "one of them is two documents"
 
 
 def test_rows_are_documents(tmp_path):
@@ -58,19 +59,6 @@ def test_a_pattern_may_name_files_of_rows_and_of_one_text(tmp_path):
     assert [e.question for e in Documents(f"{tmp_path}/c.TXT", SUMS)] == ["Four."]
     (tmp_path / "[1].txt").write_text("Five.")
     assert [e.question for e in Documents(f"{tmp_path}/[1].txt", SUMS)] == ["Five."], "a file of this name is there"
-
-
-def test_the_limit_counts_texts_and_not_documents(tmp_path):
-    """The first two of three texts are read: an empty one, and one of 250 characters, which is three documents."""
-    for name, text in (("a.txt", ""), ("b.txt", "b" * 250), ("c.txt", "c")):
-        (tmp_path / name).write_text(text)
-    task = Documents(f"{tmp_path}/*.txt", SUMS, longest=100, limit=2)
-    assert [(e.id, len(e.question)) for e in task] == [
-        ("document-1-0", 100),
-        ("document-1-1", 100),
-        ("document-1-2", 50),
-    ]
-    assert "documents: 3 of at most 100 characters, from 1 texts" in task.remark()
 
 
 def test_pieces_are_those_of_cutting_again_and_again():
@@ -101,15 +89,10 @@ def test_evaluations_ask_the_questions_of_the_other_task(corpus):
     made = Example("made", "1+1", "2")
     assert [grade.correct for grade in task.grade_many([made] * 2, ["Answer: 2", "Answer: 3"])] == [True, False]
     assert task.grade(made, "Answer: 2").correct and task.question(made) == asked.question(made)
-    shown = Documents(f"{corpus}/*.txt", {"name": "tiny_hops"}, split="eval").show_meta(
-        Example("", "", "", {"paragraphs": 1, "start": 2})
-    )
-    assert shown == {"paragraphs": 1}
-    assert (task.answer_form, task.prompt(made), task.columns(made)) == (
-        asked.answer_form,
-        asked.prompt(made),
-        {"answer": "2"},
-    )
+    hops = Documents(f"{corpus}/*.txt", {"name": "tiny_hops"}, split="eval")
+    assert hops.show_meta(Example("", "", "", {"paragraphs": 1, "start": 2})) == {"paragraphs": 1}
+    assert (task.answer_form, task.prompt(made)) == (asked.answer_form, asked.prompt(made))
+    assert task.columns(made) == {"answer": "2"}
 
 
 @pytest.mark.parametrize(
@@ -126,42 +109,36 @@ def test_options_are_checked(options, words):
         Documents(**{"source": "x.txt", "questions": SUMS} | options)
 
 
-def test_a_source_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(TaskError, match="no file has such a name; give a text file, a pattern"):
-        len(Documents(f"{tmp_path}/*.txt", SUMS))
-    (tmp_path / "none.txt").write_text("\n")
-    with pytest.raises(TaskError, match=r"none\.txt: it holds no text"):
-        len(Documents(f"{tmp_path}/none.txt", SUMS))
-    (tmp_path / "bad.txt").write_bytes(b"\xff\xfea\xd8")
-    with pytest.raises(TaskError, match=r"bad\.txt: cannot be read: .*; save it as UTF-8"):
-        len(Documents(f"{tmp_path}/bad.txt", SUMS))
-    (tmp_path / "latin.txt").write_bytes("für".encode("latin-1"))
-    with pytest.raises(TaskError, match=r"latin\.txt: cannot be read: .*; save it as UTF-8"):
-        len(Documents(f"{tmp_path}/latin.txt", SUMS))
+PDF, ZIP = b"%PDF-1.7\n%\xe2\xe3", b"PK\x03\x04\x14\0\x06"
+BINARY = "expected a text, got a binary file that begins with b'.*; give a"
 
 
-@pytest.mark.parametrize("content", [b"%PDF-1.7\n%\xe2\xe3", b"%PDF-1.4 plain", b"PK\x03\x04\x14\0\x06"])
-@pytest.mark.parametrize("name", ["paper.pdf", "paper.txt", "paper.jsonl"])
-def test_a_binary_file_is_no_document(content, name, tmp_path):
-    (tmp_path / name).write_bytes(content)
-    for source in (f"{tmp_path}/{name}", f"{tmp_path}/pap*"):
-        with pytest.raises(TaskError, match=r"expected a text, got a binary file that begins with b'.*; give a"):
-            len(Documents(source, SUMS))
-
-
-def test_a_folder_or_another_ending_is_named(tmp_path):
-    for name in ("corpus", "corpus.txt", "corpus.jsonl"):
+@pytest.mark.parametrize(
+    ("source", "content", "message"),
+    [
+        ("*.txt", None, "no file has such a name; give a text file, a pattern"),
+        ("none.txt", b"\n", r"none\.txt: it holds no text"),
+        ("bad.txt", b"\xff\xfea\xd8", r"bad\.txt: cannot be read: .*; save it as UTF-8"),
+        ("latin.txt", "für".encode("latin-1"), r"latin\.txt: cannot be read: .*; save it as UTF-8"),
+        ("paper.pdf", PDF, BINARY),
+        ("paper.txt", PDF, BINARY),
+        ("paper.jsonl", ZIP, BINARY),
+        ("pap*", b"%PDF-1.4 plain", BINARY),
+        ("notes.rst", b"A text.", r"notes\.rst: line 1: cannot be read as JSON: .*; a file that is one text ends in \.txt"),
+        ("notes.txt", b"A text.", r"notes\.txt: no such file; did you mean 'notes\.rst'"),
+        ("corpus", "folder", r"corpus: expected a file, got a folder; give a file in it, or a pattern"),
+        ("corpus.txt", "folder", r"corpus\.txt: expected a file, got a folder"),
+        ("corpus.jsonl", "folder", r"corpus\.jsonl: expected a file, got a folder"),
+    ],
+)  # fmt: skip
+def test_a_source_that_is_no_text_is_named(source, content, message, tmp_path):
+    name = {"pap*": "paper.txt", "notes.txt": "notes.rst"}.get(source, source)
+    if content == "folder":
         (tmp_path / name).mkdir()
-        with pytest.raises(TaskError, match=rf"{name}: expected a file, got a folder; give a file in it, or a pattern"):
-            len(Documents(f"{tmp_path}/{name}", SUMS))
-    (tmp_path / "notes.rst").write_text("A text.")
-    with pytest.raises(
-        TaskError,
-        match=r"notes\.rst: line 1: cannot be read as JSON: .*; a file that is one text ends in \.txt or \.md",
-    ):
-        len(Documents(f"{tmp_path}/notes.rst", SUMS))
-    with pytest.raises(TaskError, match=r"notes\.txt: no such file; did you mean 'notes\.rst'"):
-        len(Documents(f"{tmp_path}/notes.txt", SUMS))
+    elif content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError, match=message):
+        len(Documents(f"{tmp_path}/{source}", SUMS))
 
 
 def test_spice_reads_documents_of_ones_own(corpus):

@@ -1,7 +1,7 @@
 """A card that says "exact" has numbers that are pinned through the trainer's own steps, or through those of a loop."""
 
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 
 import pytest
@@ -41,12 +41,6 @@ def drives(test):
     return False
 
 
-def test_what_drives_a_trainer_is_found_also_behind_another_function():
-    assert drives("test_the_pairs_of_madpo_by_hand")
-    assert not drives("test_what_drives_a_trainer_is_found_also_behind_another_function")
-    assert drives("test_the_recipe_grpo_single_has_trls_advantages")
-
-
 @pytest.mark.parametrize("name", recipe_files())
 def test_an_exact_card_is_pinned_through_the_trainer(name):
     card = card_of(name)
@@ -56,23 +50,16 @@ def test_an_exact_card_is_pinned_through_the_trainer(name):
 
 def values_of(name, folder, questions=1, **sections):
     """A recipe's own values with tiny models, for so many questions."""
-    values = recipe_values(name, folder / "run", **sections) | {"evaluation": {"questions": 0}}
-    values["training"]["per_device_train_batch_size"] = questions
-    values["ppo"]["num_mini_batches"] = 1
-    return values
+    return recipe_values(name, folder / "run", questions, **sections) | {"evaluation": {"questions": 0}}
 
 
 def advantages_of(batch):
     """By the numbers of the question and of the dialogue and by agent, the credits and the advantages of its turns."""
-    found = {(d.prompt, d.rollout): d for d in batch.dialogues}
-    trained = {id(row.utterance): row.advantage for row in rows(batch)}
-    return {
-        (*place, agent): [
-            (u.rewards["credit"], trained[id(u)]) for u in d.utterances if u.agent == agent and id(u) in trained
-        ]
-        for place, d in found.items()
-        for agent in dict.fromkeys(u.agent for u in d.utterances)
-    }
+    found = defaultdict(list)
+    for row in sorted(rows(batch), key=lambda row: row.utterance.order):
+        place = row.dialogue.prompt, row.dialogue.rollout, row.utterance.agent
+        found[place].append((row.utterance.rewards["credit"], row.advantage))
+    return found
 
 
 @pytest.mark.parametrize("mixed", [[0, 1, 2, 3], [3, 1, 0, 2]])
@@ -83,9 +70,8 @@ def test_the_tournament_of_arenarl_by_hand(mixed, tmp_path):
     def script(request):
         if request.ask.agent != "judge":
             return next(said)
-        first, second = (
-            int(line[-1]) for line in request.ask.messages[-1]["content"].splitlines() if line[-1:] in "8653" and line
-        )
+        lines = request.ask.messages[-1]["content"].splitlines()
+        first, second = (int(line[-1]) for line in lines if line and line[-1] in "8653")
         return f"Better: {'A' if first > second else 'B'}"
 
     trainer = scripted_trainer(values_of("arenarl", tmp_path, branching={"group": 4}), script)
@@ -108,11 +94,8 @@ GAMES = {"won": "1 4 2 5 3", "illegal": "x", "drawn": "1 2 3 5 4 6 8 7 9"}
     ],
 )
 def test_the_returns_of_marshal_by_hand(name, first_cell, drawn, first, second, tmp_path):
-    """Three games.
-
-    The first player's 9 turns earn 1 three times, -11 once and the draw five times; the other's -1 twice and the draw
-    four times.
-    """
+    """Of the first player's 9 turns three earn 1, one earns -11 and five the draw; of the other's, two earn -1 and four
+    the draw."""
     moves = [[str(int(move) - first_cell) if move != "x" else move for move in own.split()] for own in GAMES.values()]
 
     def script(request):
@@ -121,19 +104,21 @@ def test_the_returns_of_marshal_by_hand(name, first_cell, drawn, first, second, 
 
     batch = played(scripted_trainer(values_of(name, tmp_path, questions=3), script))
     found = advantages_of(batch)
-    assert [a for _, a in found[0, 0, "first"]] == pytest.approx([first[0]] * 3, abs=1e-4)
-    assert [a for _, a in found[1, 0, "first"]] == pytest.approx([first[1]], abs=1e-4)
-    assert [a for _, a in found[2, 0, "first"]] == pytest.approx([first[2]] * 5, abs=1e-4)
-    assert [a for _, a in found[0, 0, "second"]] == pytest.approx([second[0]] * 2, abs=1e-4)
-    assert [a for _, a in found[2, 0, "second"]] == pytest.approx([second[1]] * 4, abs=1e-4)
+    expected = {
+        (0, "first"): [first[0]] * 3,
+        (0, "second"): [second[0]] * 2,
+        (1, "first"): [first[1]],
+        (2, "first"): [first[2]] * 5,
+        (2, "second"): [second[1]] * 4,
+    }
+    for (game, player), advantages in expected.items():
+        assert [a for _, a in found[game, 0, player]] == pytest.approx(advantages, abs=1e-4)
     assert sum(credit for credit, _ in found[2, 0, "first"]) == pytest.approx(drawn)
 
 
 def test_the_progress_of_spa_rl_by_hand(tmp_path):
     """The second move leads away. Each move is worth what it and the answer to it bring nearer, 1 at the goal, and .5.
-
-    By GAE with lambda .95 and a critic that says 0, the first player's moves have 1.7968, 1.365, .7 and 2.115, 1.7.
-    """
+    By GAE with lambda .95 and a critic that says 0, the first player's moves have 1.7968, 1.365, .7 and 2.115, 1.7."""
 
     def script(request):
         here, free, far = grid_of(shown(request), "A", "/")

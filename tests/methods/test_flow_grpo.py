@@ -9,23 +9,17 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 pytest.importorskip("bm25s", reason="needs the extra search")
 
 
+THOUGHT = ["planner", "thinker", "verifier"]
+
+
 def in_the_flow(tmp_path, script, **advantage):
-    values = recipe_values(
-        "flow_grpo",
-        tmp_path,
-        branching={"group": 3},
-        training={"per_device_train_batch_size": 1},
-        ppo={"num_mini_batches": 1},
-        advantage=advantage,
-    )
+    values = recipe_values("flow_grpo", tmp_path, questions=1, branching={"group": 3}, advantage=advantage)
     return scripted_trainer(values, script)
 
 
 def script(request):
-    """Rollout 0 searches and stops, and is right.
-
-    Rollout 1 names nobody, thinks, and searches; 2 thinks and stops. Both are wrong.
-    """
+    """Rollout 0 searches and stops, and is right. Wrong are 1, which names nobody, thinks, and searches, and 2, which
+    thinks and stops."""
     rollout, role = rollout_of(request), request.ask.role
     start = request.example.meta["start"]
     if role == "orchestrator":
@@ -47,13 +41,8 @@ def test_every_plan_earns_the_outcome_and_is_compared_with_all_plans_of_the_ques
     batch = played(trainer)
     assert [[u.agent for u in d.utterances] for d in batch.dialogues] == [
         ["planner", "searcher", "searcher", "verifier", "generator"],
-        [
-            *["planner", "verifier"],
-            *["planner", "thinker", "verifier"],
-            *["planner", "searcher", "searcher", "verifier"],
-            "generator",
-        ],
-        ["planner", "thinker", "verifier", "generator"],
+        ["planner", "verifier", *THOUGHT, "planner", "searcher", "searcher", "verifier", "generator"],
+        [*THOUGHT, "generator"],
     ]
     assert [d.outcome for d in batch.dialogues] == [1, 3, 1]
     assert list(batch.token_batches) == ["planner"], "the others are frozen"

@@ -2,13 +2,10 @@
 
 import contextlib
 import random
-import re
 import time
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
-import yaml
-from folders import ROOT
 from played_games import full_grids, shortest
 
 from maporl.environments.games import (
@@ -24,10 +21,8 @@ from maporl.environments.games import (
     Sudoku,
     TicTacToe,
 )
-from maporl.integrations.text_arena import TextArena
 from maporl.methods.games.plan_path import distances
 from maporl.methods.games.sokoban import level, solvable
-from maporl.validation.load import from_dict
 
 
 def begun(game, seed=0):
@@ -120,7 +115,7 @@ def test_tictactoe_agrees_with_the_exact_values_of_every_reachable_board():
     assert len(seen) == 5478 and seen == exact_values()
 
 
-def test_kuhn_poker_pays_the_pot_and_its_equilibrium_is_minus_one_eighteenth():
+def test_kuhn_poker_pays_the_pot():
     paid = {}
     for history in ("pp", "bp", "bb", "pbp", "pbb"):
         game = begun(KuhnPoker())
@@ -129,19 +124,6 @@ def test_kuhn_poker_pays_the_pot_and_its_equilibrium_is_minus_one_eighteenth():
             last = game.step({number % 2: move})
         paid[history] = last[0]
     assert paid == {"pp": 1, "bp": 1, "bb": 2, "pbp": -1, "pbb": 2}
-    # an equilibrium: the first bets J with 1/3, never Q, always K; the second bets J with 1/3, calls with Q 1/3
-    alpha = 1 / 3
-    bet = {"J": alpha, "Q": 0.0, "K": 3 * alpha}
-    call_after_pass = {"J": 0.0, "Q": alpha + 1 / 3, "K": 1.0}
-    respond_bet = {"J": 0.0, "Q": 1 / 3, "K": 1.0}
-    bet_after_pass = {"J": 1 / 3, "Q": 0.0, "K": 1.0}
-    total = 0.0
-    for mine, theirs in product("JQK", repeat=2):
-        if mine != theirs:
-            higher = 1 if "JQK".index(mine) > "JQK".index(theirs) else -1
-            b, r, p, c = bet[mine], respond_bet[theirs], bet_after_pass[theirs], call_after_pass[mine]
-            total += b * (r * 2 * higher + (1 - r)) + (1 - b) * ((1 - p) * higher + p * (c * 2 * higher - (1 - c)))
-    assert total / 6 == pytest.approx(-1 / 18)
 
 
 def test_the_prisoners_dilemma_pays_and_shows_both():
@@ -231,25 +213,12 @@ def test_an_exchange_pays_the_guesses_that_the_others_letters_make_possible():
     assert [game.success(player) for player in (0, 1)] == [False, True]
 
 
-def test_textarena_plays_if_it_is_installed():
-    pytest.importorskip("textarena")
-    game = begun(TextArena(env="TicTacToe-v0"), 3)
-    moves = iter(["[0]", "[3]", "[1]", "[4]", "[2]"])
-    while movers := game.to_move():
-        assert game.observe(movers[0])
-        paid = game.step({movers[0]: game.read(movers[0], next(moves))})
-    assert paid == {0: 1.0, 1: -1.0} and game.success(0)
-
-
 @pytest.mark.parametrize(("kind", "options", "message"), [
     (PlanPath, {"walls": 15}, "walls: expected at most 14, beside start and goal, got 15"),
     (PrisonersDilemma, {"rounds": 0}, "rounds: expected a whole number of at least 1, got 0"),
-    (Signals, {"states": 1}, "states: expected a whole number of at least 2 and at most 9, got 1"),
     (Exchange, {"states": 10}, "states: expected a whole number of at least 2 and at most 9, got 10"),
     (PathPlans, {"blocked": 0.9}, "blocked: expected a number of at least 0 and at most 0.5, got 0.9"),
-    (PathPlans, {"rounds": 0}, "rounds: expected a whole number of at least 1, got 0"),
     (Sokoban, {"boxes": 3}, "boxes: expected 1 or 2, got 3"),
-    (Sokoban, {"size": 4}, "size: expected a whole number of at least 5 and at most 8, got 4"),
     (Sudoku, {"empty": 12}, "empty: expected a whole number of at least 1 and at most 11, got 12"),
 ])  # fmt: skip
 def test_games_that_cannot_be_are_refused(kind, options, message):
@@ -300,9 +269,8 @@ def test_sokoban_by_hand():
     assert game.observe(0) == "#####\n#   #\n#@$.#\n#   #\n#####"
     assert game.step({0: game.read(0, "```python\ndef plan():\n    return ['R', 'R']\n```")}) == pytest.approx({0: 1.1})
     assert game.observe(1) == "#####\n#   #\n#@$.#\n#   #\n#####\nProposed plan: R R"
-    assert game.step({1: game.read(1, "Around. #### DRU")}) == pytest.approx(
-        {0: -0.1, 1: -0.2}
-    )  # up, away from the goal
+    away = game.step({1: game.read(1, "Around. #### DRU")})  # up, away from the goal
+    assert away == pytest.approx({0: -0.1, 1: -0.2})
     assert game.observe(0) == "#####\n# $ #\n# @.#\n#   #\n#####"
     assert game.step({0: "U R"}) == pytest.approx({0: 0})  # a box at the wall is not pushed
     assert game.step({1: "R"}) == pytest.approx({0: 0, 1: 0}) and game.observe(0).splitlines()[2] == "#  +#"
@@ -331,50 +299,11 @@ def test_sudoku_takes_out_what_clashes_and_keeps_what_is_given():
     game.given = game.state = (1, 0, 0, 4, 0, 0, 1, 0, 0, 4, 0, 0, 4, 0, 0, 1)
     assert game.observe(0) == "1 . . 4\n. . 1 .\n. 4 . .\n4 . . 1"
     assert game.step({0: "2"}) == {0: 0.0}
-    assert game.step({1: "2 2 3"}) == {
-        0: 0.0,
-        1: 0.0,
-    }  # both 2 stand in the first row; 3 is the first of the second row
+    clash = game.step({1: "2 2 3"})  # both 2 stand in the first row; 3 is the first of the second row
+    assert clash == {0: 0.0, 1: 0.0}
     assert game.observe(0) == "1 . . 4\n3 . 1 .\n. 4 . .\n4 . . 1"
-    game.step({0: ""})
-    game.step(
-        {1: "4 2 3 4 2 2 2 2 2 2 2 2 2 2 2 2"}
-    )  # the given 1 stays, and the new 3 is right; every other 2 clashes
+    game.step({0: ""})  # and then the given 1 stays, and the new 3 is right; every other 2 clashes
+    game.step({1: "4 2 3 4 2 2 2 2 2 2 2 2 2 2 2 2"})
     assert game.observe(0) == "1 . 3 4\n. . 1 .\n. 4 . .\n4 . . 1"
     with pytest.raises(IllegalMove, match="gives no plan; expected a list of 1, 2, 3, 4"):
         game.read(0, "```python\ndef plan():\n    return [[5, 1]]\n```")
-
-
-@pytest.mark.parametrize("name", ["path_plans", "sokoban", "sudoku"])
-def test_equal_plans_in_equal_states_are_paid_the_same_in_every_round(name):
-    kind, paid, seen = GAMES[name], {}, 0
-    for seed in range(60):
-        rng, game = random.Random(seed), begun(kind(), seed % 6)
-        while movers := game.to_move():
-            (player,) = movers
-            plan = " ".join(rng.choices(game.moves(player), k=rng.choice([0, 1, 1, 2])))
-            key = (seed % 6, player, game.shown(game.state), plan)
-            payments = game.step({player: plan})
-            seen += key in paid
-            assert paid.setdefault(key, payments) == payments
-    assert seen > 50
-
-
-def test_the_page_of_games_shows_what_players_see():
-    page = (ROOT / "docs/games.md").read_text(encoding="utf-8")
-    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `") and line.count("|") == 5]
-    shown = [row[1].strip(" `") for row in rows[: len(GAMES)]]
-    assert shown == list(GAMES), "docs/games.md: give each game of GAMES a row in the table, in the same order"
-    for name, sees in ((row[1].strip(" `"), re.findall(r"`([^`]+)`", row[3])) for row in rows[: len(GAMES)]):
-        if name in ("path_plans", "sokoban", "sudoku", "textarena", "pettingzoo", "gymnasium"):
-            continue  # what they show is described in words
-        seen, shown = set(), set(sees)
-        for seed in range(3000):
-            rng, game = random.Random(seed), begun(GAMES[name](), seed)
-            while not shown <= seen and (movers := game.to_move()):
-                seen |= {game.observe(player) for player in movers}
-                game.step({player: rng.choice(game.moves(player)) for player in movers})
-        assert shown <= seen, (name, shown - seen)
-    first, *_ = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert from_dict(yaml.safe_load(first)).protocol["game"] == "tictactoe"
-    assert begun(TicTacToe()).read(0, "I take the centre: [5].") == "5"

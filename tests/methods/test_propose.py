@@ -4,19 +4,18 @@ trainer's steps."""
 import json
 import random
 import re
-from dataclasses import fields
 from functools import partial
 
 import pytest
 from fast_cases import some
 from folders import ROOT
 from invariant_runs import one_update, random_words, update_of, values_of
-from scripted_training import one_minibatch, recipe_values, rows, scripted_trainer
+from scripted_training import recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, refuse
-from maporl.methods.propose import METHODS, Propose, Proposing, _worth, let_majority_grade
+from maporl.methods.propose import Propose, _worth, let_majority_grade
 from maporl.methods.r_zero import Repeats, cluster_shares
 from maporl.protocols.base import seats
 from maporl.rewards.base import as_source
@@ -44,10 +43,8 @@ def by_role(texts):
 
 def batch_of(name, tmp_path, texts, questions=1, **sections):
     """The scored batch of a trainer whose agents say ``texts``, and the trainer."""
-    sections["training"] = {"per_device_train_batch_size": questions, "gradient_accumulation_steps": 1}
-    values = recipe_values(name, tmp_path, **sections)
-    values["ppo"]["response_length"] = 8
-    one_minibatch(values)
+    sections["training"] = {"gradient_accumulation_steps": 1}
+    values = recipe_values(name, tmp_path, questions, ppo={"response_length": 8}, **sections)
     trainer = scripted_trainer(values, texts if callable(texts) else by_role(texts))
     return trainer, trainer.score(trainer.collected())
 
@@ -90,9 +87,8 @@ def test_a_question_that_does_not_pass_is_not_asked(tmp_path, said):
 
 def test_made_questions_are_graded_by_their_own_answer(tmp_path):
     """The reward functions, too, are shown the made question and its answer."""
-    dialogue = dialogue_of(
-        "search_self_play", tmp_path, {"proposer": ["0+1"], "solver": ["1"]}, protocol={"check": None}
-    )
+    texts = {"proposer": ["0+1"], "solver": ["1"]}
+    dialogue = dialogue_of("search_self_play", tmp_path, texts, protocol={"check": None})
     proposal, *tries = dialogue.utterances
     assert proposal.tags == {"question": "0+1", "accepted": True}
     for u in tries:
@@ -135,9 +131,7 @@ def test_multi_agent_evolve_pays_the_proposer_as_published(tmp_path):
     "quality, paid, form",
     [
         ("6", 0.5185, 1.0),
-        ("1", 0.3333, 1.0),
         ("7", 0.5556, 1.0),
-        ("none", None, 0.0),
         ("3.5", None, 0.0),
     ],
 )
@@ -188,7 +182,6 @@ def test_multi_agent_evolve_whitens_over_the_tokens_of_each_role(tmp_path):
         ("I say 10.", 10),
         ("8/10", 8),
         ("8 out of 10!", 8),
-        ("7 / 10", 7),
         ("2 errors, so 4", 4),
         ("8.0", 8),
         ("9/10 (2 reasons)", 9),
@@ -196,10 +189,8 @@ def test_multi_agent_evolve_whitens_over_the_tokens_of_each_role(tmp_path):
         ("3.5", None),
         ("0", None),
         ("11", None),
-        ("ten", None),
-        ("", None),
         ("8/9", None),
-        ("-", None),
+        ("", None),
     ],
 )
 def test_marks_are_read(said, mark):
@@ -228,10 +219,8 @@ def spice_batch(tmp_path, **sections):
 
 
 def test_spice_pays_the_challenger_for_variance(tmp_path):
-    """p 1/2 1/8 1 and no answer: 1, .37203, .04394, -.1 with the mean .32899.
-
-    Answers: their reward minus p, not divided.
-    """
+    """p 1/2 1/8 1 and no answer: 1, .37203, .04394, -.1 with the mean .32899. Answers: their reward minus p, not
+    divided."""
     trainer, batch = spice_batch(tmp_path)
     said = [d.utterances[0] for d in batch.dialogues]
     assert [u.rewards["credit"] for u in said] == pytest.approx([1, 0.37203, 0.04394, -0.1], abs=1e-5)
@@ -262,10 +251,8 @@ def test_only_the_proposer_reads_the_document(tmp_path):
 
     values = recipe_values("spice", tmp_path, training={"per_device_train_batch_size": 1}, branching={"group": 2})
     values["agent_defaults"]["tiny"]["alphabet"] += "\nbdgkmprt"
-    values |= {
-        "task": {"name": "tiny_hops", "people": 3},
-        "protocol": values["protocol"] | {"propose": "{document}!<q><a>"},
-    }
+    values["task"] = {"name": "tiny_hops", "people": 3}
+    values["protocol"]["propose"] = "{document}!<q><a>"
     batch = (trainer := scripted_trainer(values, script)).score(trainer.collected())
     facts = [f"{one['title']}\n{one['text']}" for one in batch.dialogues[0].example.meta["paragraphs"]]
     assert shown == {"proposer": ["\n\n".join(facts) + "!<q><a>"] * 2, "solver": ["bd>="] * 16}
@@ -273,10 +260,8 @@ def test_only_the_proposer_reads_the_document(tmp_path):
 
 
 def test_a_stated_answer_that_cannot_be_compared_makes_no_question(tmp_path):
-    """By HotpotQA's grader an article has no words.
-
-    The tries teach nothing, and the proposer is paid as without a question.
-    """
+    """By HotpotQA's grader an article has no words. The tries teach nothing, and the proposer is paid as without a
+    question."""
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"question": "Who?", "answer": "Ida", "paragraphs": [{"title": "I", "text": "Ida."}]}))
     values = recipe_values("spice", tmp_path, training={"per_device_train_batch_size": 1}, branching={"group": 2})
@@ -288,9 +273,8 @@ def test_a_stated_answer_that_cannot_be_compared_makes_no_question(tmp_path):
     first, second = batch.dialogues
     assert (first.outcome, first.utterances[0].tags["accepted"], second.outcome) == ("unread", False, "asked")
     assert [d.utterances[0].rewards["credit"] for d in batch.dialogues] == pytest.approx([-0.1, 0.04394], abs=1e-5)
-    assert {row.utterance.role for row in rows(trainer.advantage(batch)) if row.utterance in first.utterances} == {
-        "proposer"
-    }
+    trained = [row.utterance.role for row in rows(trainer.advantage(batch)) if row.dialogue is first]
+    assert trained == ["proposer"]
 
 
 # -- reward sources ----------------------------------------------------------------------------------------------------
@@ -308,14 +292,8 @@ def self_play(tmp_path, queries=("1+1", "2+2"), **sections):
         if request.example.id.startswith("judged"):
             reply = re.search("A reply:\\n(.*)", request.ask.messages[-1]["content"])
             return f"Score: {POINTS[reply[1]]}"
-        rollout = int(request.label.rpartition(".")[2])
-        return (
-            next(proposed)
-            if request.ask.role == "proposer"
-            else "12"[request.turn]
-            if rollout == 0
-            else "34"[request.turn]
-        )
+        answers = ("12", "34")[min(1, int(request.label.rpartition(".")[2]))]
+        return next(proposed) if request.ask.role == "proposer" else answers[request.turn]
 
     sections = {"protocol": {"tries": 2}, "branching": {"group": 2}} | sections
     values = recipe_values("language_self_play", tmp_path, **sections)
@@ -346,8 +324,7 @@ def test_language_self_play_zero_sums_to_zero(tmp_path):
     """Without the judge: queries -.6 and -.2, whose advantages are -.2 and .2."""
     weights = {"callees/brevity": -1.0}
     reward = {"rules": ["own", {"mix": {"weights": weights}}]}
-    values = {"reward": reward | {"sources": {"verifier": 1.0}}}
-    batch, found = self_play(tmp_path, **values)
+    batch, found = self_play(tmp_path, reward=reward | {"sources": {"verifier": 1.0}})
     for dialogue in batch.dialogues:
         query, *answers = dialogue.utterances
         assert query.rewards["credit"] + sum(u.rewards["credit"] for u in answers) / 2 == pytest.approx(0)
@@ -403,9 +380,8 @@ def test_r_zero_pays_for_uncertainty_without_repeats(tmp_path):
         rollout = int(request.label.rpartition(".")[2])
         return votes[rollout][request.turn]
 
-    trainer, batch = batch_of(
-        "r_zero", tmp_path, script, branching={"group": 4}, schedule={"round_robin": {"every": 9}}
-    )
+    challenger = {"round_robin": {"every": 9}}
+    trainer, batch = batch_of("r_zero", tmp_path, script, branching={"group": 4}, schedule=challenger)
     said = [d.utterances[0] for d in batch.dialogues]
     assert [u.rewards["uncertainty"] for u in said] == pytest.approx([0.5, 0.1, 0.3, 0.4])
     assert [u.rewards["repeats"] for u in said] == [0.5, 0.5, 0.25, 0.25]
@@ -432,10 +408,8 @@ def test_repeats_are_those_of_all_processes_that_play_an_update():
     with processes.together():
         found = processes.run([partial(shares, *own) for own in zip(sources, played, strict=True)])
     assert found == [[[0.75], [0.75]], [[0.25], [0.75]]]
-    assert Repeats()(played[0], None) == [[1.0], [1.0]] and sources[1](proposing("4 ! 5", "1+1"), None) == [
-        [0.5],
-        [0.5],
-    ]
+    assert Repeats()(played[0], None) == [[1.0], [1.0]]
+    assert sources[1](proposing("4 ! 5", "1+1"), None) == [[0.5], [0.5]]
 
 
 @pytest.mark.parametrize("seed", some(range(3), 0))
@@ -494,18 +468,9 @@ def test_the_challenger_of_r_zero_takes_32_steps_a_batch_and_the_solver_4():
 
 def test_a_proposal_without_a_question_costs_one_and_its_share(tmp_path):
     """Unreadable and alone among four: -1.25."""
-    proposed = iter(["1+1", "22=?", "", "4 ! 5"])
-    script = by_role({"proposer": list(proposed), "solver": ["1"]})
-    _, batch = batch_of("r_zero", tmp_path, script, branching={"group": 4})
+    texts = {"proposer": ["1+1", "22=?", "", "4 ! 5"], "solver": ["1"]}
+    _, batch = batch_of("r_zero", tmp_path, texts, branching={"group": 4})
     assert [d.utterances[0].rewards["credit"] for d in batch.dialogues][2] == pytest.approx(-1.25)
-
-
-def test_repeats_need_their_packages(monkeypatch):
-    monkeypatch.setattr("maporl.methods.r_zero.find_spec", lambda name: None if name == "scipy" else object())
-    with pytest.raises(
-        ValueError, match=r"repeats needs the package scipy; install it with: pip install .*\[novelty\]"
-    ):
-        Repeats()
 
 
 def test_alike_questions_share_a_cluster():
@@ -527,17 +492,13 @@ def test_alike_questions_share_a_cluster():
         ({"judge": "jo"}, "judge: it is only used with vouch: judge"),
         ({"least_quality": 1.5, "vouch": "judge"}, "least_quality: expected a number between 0 and 1, got 1.5"),
         ({"vouch": "given", "least_share": 0.2}, "least_share: it is only used with vouch: majority"),
-        ({"mark": "{question}: {answer}"}, "mark: it is only used with vouch: judge"),
-        ({"vouch": "judge", "check_argument": "x"}, "check_argument: it is only used with vouch: given or tool"),
         ({"tries": 1}, "tries: one try is always its own majority"),
         ({"proposer": "ann", "solver": "ann"}, "expected different agents, got ['ann', 'ann']"),
         ({"solve": "no place"}, "solve"),
         ({"mark": "{question}", "vouch": "judge"}, "mark"),
         ({"answer_tag": "a"}, "answer_tag: it is only used with vouch: stated"),
         ({"vouch": "tool"}, "check: vouch: tool needs a tool that finds the answer"),
-        ({"check_about": ("kind",)}, "check_about: it is only used with vouch: given or tool"),
         ({"vouch": "given", "check_about": ("kind",)}, "check_about: it says with what the tool check is called"),
-        ({"vouch": "given", "check_argument": "q"}, "check_argument: it says with what the tool check is called"),
         (
             {"vouch": "tool", "check": "c", "check_about": ("kind", "expression")},
             "check_about: 'expression' is the check_argument, which has the question",
@@ -547,7 +508,6 @@ def test_alike_questions_share_a_cluster():
             {"vouch": "stated", "tag": "q"},
             "between <q> and </q> is read, and the text tells the proposer of no such tags",
         ),
-        ({"answer_tag": "a b", "vouch": "stated"}, "answer_tag: expected a word"),
         ({"tag": None, "vouch": "stated"}, "with vouch: stated the question stands between tags of its own"),
         ({"tag": "answer", "vouch": "stated"}, "set tag: question"),
     ],
@@ -558,30 +518,7 @@ def test_options_are_checked(options, words):
     assert words in str(caught.value)
 
 
-CHECK = {"check", "check_argument", "check_about"}
-
-
-@pytest.mark.parametrize(
-    ("vouch", "name", "own"),
-    [
-        ("given", "SearchSelfPlay", CHECK),
-        ("stated", "Spice", {"answer_tag"}),
-        ("tool", "AbsoluteZero", CHECK),
-        ("majority", "RZero", {"least_share", "most_share"}),
-        ("judge", "MultiAgentEvolve", {"judge", "least_quality", "rate", "mark"}),
-        ("sources", "LanguageSelfPlay", set()),
-    ],
-)
-def test_each_paper_has_its_own_options_alone(vouch, name, own):
-    common, all_of_them = ({field.name for field in fields(kind)} for kind in (Proposing, Propose))
-    assert common == {"tries", "proposer", "solver", "propose", "tag", "longest", "solve"}
-    assert METHODS[vouch].__name__ == name and {field.name for field in fields(METHODS[vouch])} - common == own
-    assert own < all_of_them and all_of_them - common - {"vouch"} == {"answer_tag", "least_share", "most_share"} | CHECK | {
-        "judge", "least_quality", "rate", "mark",
-    }  # fmt: skip
-    needed = {"stated": {"propose": "<question><answer>"}, "tool": {"check": "calculator"}}.get(vouch, {})
-    protocol = Propose(vouch=vouch, tries=3, **needed)
-    assert protocol.method == METHODS[vouch](tries=3, **needed) and protocol.pays == protocol.method.pays
+TRIPLET = {"check": "triplet", "check_argument": "said", "check_about": []}
 
 
 def test_seats():
@@ -590,41 +527,35 @@ def test_seats():
     assert seats(("a", "b"), "b", None, None) == ["b", "a", ""]
 
 
-def test_a_missing_judge_is_named(tmp_path):
-    values = recipe_values("multi_agent_evolve", tmp_path)
-    del values["agents"]["judge"]
-    with pytest.raises(ValueError, match="with vouch: judge it has 3 players but agents are"):
-        from_dict(values, "test")
-
-
-def test_a_check_whose_tool_is_missing_is_named(tmp_path):
-    values = recipe_values("search_self_play", tmp_path)
-    values.pop("tools")
-    with pytest.raises(ValueError, match="calculator"):
+@pytest.mark.parametrize(
+    ("recipe", "options", "left_out", "words"),
+    [
+        ("multi_agent_evolve", {}, ("agents", "judge"), "with vouch: judge it has 3 players but agents are"),
+        ("search_self_play", {}, ("tools", "calculator"), "calculator"),
+        (
+            "search_self_play",
+            {"check_argument": "expresion"},
+            None,
+            r"protocol.check_argument: tool calculator: unknown 'expresion'; .*'expression'",
+        ),
+        (
+            "absolute_zero",
+            TRIPLET,
+            None,
+            r"protocol.check_about: tool triplet needs 'kind', and is given \['said'\] alone; name it here",
+        ),
+        ("absolute_zero", TRIPLET | {"check_about": ["sort"]}, None, r"has no 'sort' in its meta, but \[\]"),
+    ],
+)
+def test_what_a_proposer_lacks_is_named_before_the_run(recipe, options, left_out, words, tmp_path):
+    values = recipe_values(recipe, tmp_path, protocol=options)
+    if left_out is not None:
+        section, name = left_out
+        del values[section][name]
+    if recipe == "absolute_zero":  # the tool needs a kind, which the sums of the tiny version do not have
+        values["tools"] = {"triplet": {"use": "triplet", "options": {"workers": 1}}}
+    with pytest.raises(ValueError, match=words):
         check_run(from_dict(values, "test"))
-
-
-def test_a_wrong_argument_of_the_check_is_named_before_the_run(tmp_path):
-    values = recipe_values("search_self_play", tmp_path, protocol={"check_argument": "expresion"})
-    with pytest.raises(
-        ValueError, match=r"protocol.check_argument: tool calculator: unknown 'expresion'; .*'expression'"
-    ):
-        check_run(from_dict(values, "test"))
-
-
-def test_what_the_check_needs_and_is_not_given_is_named_before_the_run(tmp_path):
-    """The tool triplet needs a kind, which the sums of the tiny version do not have."""
-    given = {"tools": {"triplet": {"use": "triplet", "options": {"workers": 1}}}}
-    options = {"check": "triplet", "check_argument": "said"}
-    for about, words in (
-        ([], "protocol.check_about: tool triplet needs 'kind', and is given ['said'] alone; name it here"),
-        (["kind"], "has no 'kind' in its meta, but []"),
-        (["sort"], "has no 'sort' in its meta, but []"),
-    ):
-        values = recipe_values("absolute_zero", tmp_path, protocol=options | {"check_about": about})
-        with pytest.raises(ConfigError) as caught:
-            check_run(from_dict(values | given, "test"))
-        assert words in str(caught.value)
 
 
 def test_a_check_of_given_answers_may_be_told_of_the_example(tmp_path):
@@ -644,23 +575,14 @@ def test_a_check_of_given_answers_may_be_told_of_the_example(tmp_path):
             r"protocol\.propose: the task gives documents, and the text shows .* put \{document\} into",
         ),
         ({"vouch": "given", "tag": None, "answer_tag": "answer"}, r"protocol\.vouch: given takes .* set vouch: stated"),
-        ({"propose": "{question}<q><a>"}, None),
     ],
 )
 def test_documents_must_be_shown_to_who_writes_on_them(protocol, words, tmp_path):
     (tmp_path / "a.txt").write_text("0123")
     values = recipe_values("spice", tmp_path / "run", protocol=protocol)
-    values["task"] = {
-        "name": "documents",
-        "source": f"{tmp_path}/a.txt",
-        "questions": {"name": "toy_sum", "largest": 3},
-    }
-    config = from_dict(values, "test")
-    if words is not None:
-        with pytest.raises(ConfigError, match=words):
-            check_run(config)
-    else:
-        assert not [line for line in check_run(config) if "documents, and protocol" in line]
+    values["task"] = {"name": "documents", "source": f"{tmp_path}/a.txt", "questions": {"name": "toy_sum"}}
+    with pytest.raises(ConfigError, match=words):
+        check_run(from_dict(values, "test"))
 
 
 def test_a_protocol_that_has_no_use_for_documents_is_named(tmp_path):
@@ -675,7 +597,6 @@ def test_a_protocol_that_has_no_use_for_documents_is_named(tmp_path):
     assert "protocol 'debate' asks for answers to them, of which none is right" in line and "vouch: stated" in line
     (line,) = checked("spiral", task=task)
     assert "protocol 'game' shows them to nobody" in line
-    assert checked("grpo", task={"name": "toy_sum"}) == []
 
 
 def test_rewards_read_the_answer_of_the_majority(tmp_path):

@@ -3,24 +3,18 @@
 Every test reads the recipe's own file. The numbers were worked out by hand from the code's formulas.
 """
 
-import re
-
 import pytest
 import torch
 from recipe_rollouts import rollout_of
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
-from maporl.config.recipes import card_of
 from maporl.loops.stages import trainer_options
-from maporl.validation.load import from_dict, load
+from maporl.validation.load import from_dict
 
 
 def one_question(name, tmp_path, script, **sections):
-    """Return a trainer of the recipe that plays one question, and the batch of its first update."""
-    sections["training"] = {"per_device_train_batch_size": 1} | sections.get("training", {})
-    sections["ppo"] = {"num_mini_batches": 1} | sections.get("ppo", {})
-    trainer = scripted_trainer(recipe_values(name, tmp_path, **sections), script)
-    return trainer, played(trainer)
+    """The batch of an update of the recipe that plays one question."""
+    return played(scripted_trainer(recipe_values(name, tmp_path, questions=1, **sections), script))
 
 
 def of(batch, agent):
@@ -40,31 +34,26 @@ def solver_and_verifier(request):
     return request.example.answer if rollout in (0, 2) else "100"
 
 
-def test_dr_mas_ends_with_the_answer_to_the_first_rejection(tmp_path):
-    _, batch = one_question("dr_mas", tmp_path, solver_and_verifier, branching={"group": 4})
-    assert ["".join(u.agent[0] for u in d.utterances) for d in batch.dialogues] == ["svs", "sv", "sv", "svs"]
-
-
 @pytest.mark.parametrize(
     ("words", "rejects"),
     [
         ("Wrong. <verify>\nreject </verify>", True),
         ("<verify>reject</verify>\n<verify>approve</verify>", False),
-        ("<verify>approve</verify>", False),
         ("<verify>Reject</verify>", False),
         ("<verify>rejected</verify>", False),
         ("reject", False),
-        ("", False),
     ],
 )
 def test_only_a_plain_rejection_of_dr_mas_rejects(tmp_path, words, rejects):
-    _, batch = one_question("dr_mas", tmp_path, lambda r: words if r.ask.role == "verifier" else "100")
+    batch = one_question("dr_mas", tmp_path, lambda r: words if r.ask.role == "verifier" else "100")
     assert {"".join(u.agent[0] for u in d.utterances) for d in batch.dialogues} == {"svs" if rejects else "sv"}
 
 
 def test_dr_mas_charges_each_agent_for_its_own_form(tmp_path):
-    """Worked by hand: solvers 1 1 0 1 0 0, verifiers 1 -.1 1 0."""
-    _, batch = one_question("dr_mas", tmp_path, solver_and_verifier, branching={"group": 4})
+    """Worked by hand: solvers 1 1 0 1 0 0, verifiers 1 -.1 1 0. A dialogue ends with the answer to the first
+    rejection."""
+    batch = one_question("dr_mas", tmp_path, solver_and_verifier, branching={"group": 4})
+    assert ["".join(u.agent[0] for u in d.utterances) for d in batch.dialogues] == ["svs", "sv", "sv", "svs"]
     credits = [[round(u.rewards["credit"], 6) for u in d.utterances] for d in batch.dialogues]
     assert credits == [[1, 1, 1], [0, -0.1], [1, 1], [0, 0, 0]]
     assert of(batch, "solver") == [0.9129, 0.9129, -0.9129, 0.9129, -0.9129, -0.9129]
@@ -76,7 +65,6 @@ def test_dr_mas_charges_each_agent_for_its_own_form(tmp_path):
     [
         ("so <verify>approve</verify>", 0.0),
         ("<verify>\nmaybe\n</verify>", 0.0),
-        ("approve", 0.1),
         ("<verify>approve", 0.1),
         ("\u5bf9 <verify>approve</verify>", 0.1),
     ],
@@ -155,14 +143,10 @@ def test_magrpo_normalises_among_siblings(tmp_path):
     right = {0: [2, 2], 1: [1, 2], 2: [0, 0], 3: [1], 4: [0], 5: [2], 6: [2], 7: [0], 8: [2]}
 
     def script(request):
-        turns = right[rollout_of(request)]
-        return (
-            request.example.answer
-            if ["ann", "bob"].index(request.ask.agent) < turns[request.turn % len(turns)]
-            else "100"
-        )
+        turns, number = right[rollout_of(request)], ["ann", "bob"].index(request.ask.agent)
+        return request.example.answer if number < turns[request.turn % len(turns)] else "100"
 
-    _, batch = one_question("magrpo", tmp_path, script, branching={"group": 3})
+    batch = one_question("magrpo", tmp_path, script, branching={"group": 3})
     own = [row for row in rows(batch) if row.utterance.agent == "ann"]
     first, second = ([row.advantage for row in own if row.utterance.turn == turn] for turn in (0, 1))
     assert sorted(first) == pytest.approx([-1.4132, 0.6595, 0.7537], abs=1e-4)
@@ -184,35 +168,11 @@ def test_the_critiques_of_a_group_are_of_one_draft(tmp_path):
 
     values = recipe_values("agentpo_critique", tmp_path)
     assert values["branching"]["group"] == [1, 3, 1]
-    _, batch = one_question("agentpo_critique", tmp_path, script, branching={"group": [1, 4, 1]})
+    batch = one_question("agentpo_critique", tmp_path, script, branching={"group": [1, 4, 1]})
     drafts, critiques, answers = zip(*(d.utterances for d in batch.dialogues), strict=True)
     assert len({u.sample for u in drafts}) == 1 and len({u.text for u in critiques}) == len(answers) == 4
     assert [round(row.advantage, 4) for row in rows(batch)] == [1.5, -0.5, -0.5, -0.5]
     assert {row.utterance.agent for row in rows(batch)} == {"collaborator"}
-
-
-# -- lengths of answers ------------------------------------------------------------------------------------------------
-
-SHORTER = {
-    "dr_mas": 4096, "absolute_zero": 8096, "spiral": 4096, "spiral_textarena": 4096, "rl_anything": 2000, "marti_margin": 5000,
-    "marti_quality": 5000, "multi_agent_evolve": 8192, "r_zero": 4096, "marshal": 4096, "gdpo": 1024, "mappa": 4096,
-    "optima": 2000, "sweet_rl": 1024, "archer": 64, "search_self_play": 8192, "matpo": 37_888, "matpo_search": 37_888,
-    "wideseek_r1": 27_904, "magrpo": 256, "iac": 256, "madpo": 256, "marlhf": 256, "mars2": 32_768,
-}  # fmt: skip
-"""The most tokens of a published answer, or of a whole dialogue, where answers of the recipe have at most 512."""
-AS_PUBLISHED = {
-    "dr_mas_search": 800, "at_grpo_shared": 2048, "at_grpo_roles": 2048, "at_grpo_code": 2048, "metaagent_x": 4096, "flow_grpo": 2048,
-    "vagen": 200, "decoupled_prover": 2048, "maporl": 300, "c3": 512, "c3_assisted": 512, "rema": 512, "marft_action": 512,
-    "marft_token": 512, "scaling_inter": 512,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [*SHORTER, *AS_PUBLISHED])
-def test_answers_are_as_long_as_published_or_the_card_says_so(name):
-    differs = card_of(name).differs
-    assert load(name).ppo.response_length == AS_PUBLISHED.get(name, 512)
-    if name in SHORTER:
-        assert f"{SHORTER[name]:,}" in differs and re.search("here (each answer )?512|have 512 tokens, not", differs)
 
 
 # -- CoMLRL: MADPO and MARLHF ------------------------------------------------------------------------------------------

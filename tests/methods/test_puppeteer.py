@@ -6,10 +6,7 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 
 
 def script(request):
-    """The orchestrator asks the solver, who says 6 tokens, the critic, who says 4, and ends.
-
-    The critic's word is right.
-    """
+    """The orchestrator asks the solver, who says 6 tokens, the critic, who says 4 and is right, and ends."""
     if request.ask.role == "orchestrator":
         return f"<next>{('solver', 'critic', 'end')[request.turn]}</next>"
     return "hello" if request.ask.agent == "solver" else f"{int(request.example.answer):03d}"
@@ -22,23 +19,15 @@ def puppeteer(folder):
 
 
 def test_the_orchestrator_earns_the_outcome_at_its_end_and_pays_for_the_words_of_others(tmp_path):
-    """Of four steps, the first costs 0.1 log2(1 + 1/5) 6 / 2 = 0.07891, and the second 0.1 log2(1 + 2/5) 4 / 2 =
-    0.09709.
-
-    So the namings earn 0.99 (0.99 - 0.09709) - 0.07891 = 0.80507, 0.99 - 0.09709 = 0.89291, and 1.
-    """
+    """Of four steps, the first costs 0.1 log2(1 + 1/5) 6 / 2 = 0.07891, the second 0.1 log2(1 + 2/5) 4 / 2 = 0.09709.
+    So the namings earn 0.99 (0.99 - 0.09709) - 0.07891 = 0.80507, 0.99 - 0.09709 = 0.89291, and 1."""
     values = puppeteer(tmp_path)
     trainer = scripted_trainer(values, script)
     batch = played(trainer)
     (dialogue,) = batch.dialogues
     said = [(u.agent, len(u.response_ids), round(u.rewards["credit"], 5)) for u in dialogue.utterances]
-    assert [(agent, credit) for agent, _, credit in said] == [
-        ("puppeteer", -0.07891),
-        ("solver", 1.0),
-        ("puppeteer", -0.09709),
-        ("critic", 1.0),
-        ("puppeteer", 1.0),
-    ]
+    assert [agent for agent, _, _ in said] == ["puppeteer", "solver", "puppeteer", "critic", "puppeteer"]
+    assert [credit for _, _, credit in said] == [-0.07891, 1.0, -0.09709, 1.0, 1.0]
     assert [tokens for _, tokens, _ in said][1::2] == [6, 4]
     ((policy, tokens),) = batch.token_batches.items()
     found = rows(batch)

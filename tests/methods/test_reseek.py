@@ -8,7 +8,6 @@ from maporl.errors import ConfigError
 from maporl.methods.reseek import Judgement, similarity
 from maporl.methods.sections import JudgementSection
 from maporl.protocols import CallReturn
-from maporl.runs.build import build_trainer
 from maporl.storage.run_folder import RunFolder
 from maporl.types import Call, Dialogue, Example, Result, Utterance
 from maporl.validation.load import from_dict
@@ -62,10 +61,7 @@ def test_always_saying_no_is_not_balanced():
         dialogues = [judged(n / 100, useful) for n in range(1, 101)]
         paid = [value for d in dialogues for value in earned(d) if value is not None]
         means[useful] = sum(paid) / len(paid)
-        assert measured(dialogues) == {
-            "judgements/balanced_accuracy": 0.5,
-            "judgements/useful": float(useful),
-        }
+        assert measured(dialogues) == {"judgements/balanced_accuracy": 0.5, "judgements/useful": float(useful)}
     assert means == pytest.approx({False: 0.12, True: -0.33})
     right = [judged(n / 100, n > 70) for n in range(1, 101)]
     for dialogue in right:
@@ -109,14 +105,10 @@ def test_judgements_are_paid_by_reseek_in_an_update(tmp_path):
         assert answer.prompt_ids[: len(judgement.prompt_ids)] == judgement.prompt_ids
         expected = {0: (0.3, 1.0), 1: (-0.3, 1.0), 2: (-0.6, 0.0)}[d.rollout]
         assert (judgement.rewards["judgement"], answer.rewards["label"]) == expected
-    advantages = {r.utterance.id: set() for r in rows(batch)}
     total = {0: 1.3, 1: 0.7, 2: -0.6}
-    std = 0.9713
     for d in batch.dialogues:
-        for row in (r for r in rows(batch) if any(r.utterance is u for u in d.utterances)):
-            assert row.advantage == pytest.approx((total[d.rollout] - 0.4667) / std, abs=2e-3)
-            advantages[row.utterance.id].add(round(row.advantage, 3))
-    assert all(len(found) == 3 for found in advantages.values()), "three utterances of three dialogues"
+        own = [row.advantage for row in rows(batch) if row.dialogue is d]
+        assert own == pytest.approx([(total[d.rollout] - 0.4667) / 0.9713] * 3, abs=2e-3)
     trainer.train()
     (metrics,) = RunFolder(tmp_path).read_metrics()
     assert metrics["judgements/balanced_accuracy"] == pytest.approx(0.25)
@@ -130,7 +122,6 @@ def test_judgements_are_paid_by_reseek_in_an_update(tmp_path):
         ({"judge": "{reply}", "call": "tool"}, "judge: goes with calls in text, got call: tool"),
         ({"tool": "search", "call": "tool"}, "tool: goes with calls in text, got call: tool"),
         ({"place": "library"}, "place: 'library' is where a tool is called; name it, as tool: search"),
-        ({"judge": "{reply}", "useful": "("}, "useful"),
         ({"returned": "Go on."}, r"returned: it must contain \{reply\}"),
     ],
 )
@@ -165,43 +156,3 @@ def test_a_worker_is_judged_too(tmp_path):
         by_role = {u.role: u for u in d.utterances}
         assert by_role["judge"].parents == (by_role["worker"].id,)
         assert by_role["judge"].rewards["judgement"] == (0.3 if d.rollout else -0.3)
-
-
-@pytest.mark.slow
-def test_a_planner_learns_which_replies_help(tmp_path):
-    """A worker, who is not trained, is right in half of its replies, and marks the others by an echo of the question.
-
-    The planner is warm-started to judge at random. Trained on what judgements earn, its balanced accuracy rises.
-    """
-    values = {
-        "output_dir": str(tmp_path / "run"),
-        "updates": 40,
-        "task": {"name": "toy_sum", "largest": 3, "template": "{a}{op}{b}"},
-        "agent_defaults": {"tiny": {"alphabet": "0123456789+=?<>/judgeyscalnor. ", "hidden_size": 64, "layers": 2}},
-        "agents": {"planner": {}, "worker": {"trainable": False}},
-        "protocol": {
-            "name": "call_return", "calls": 1, "plan": "{question}", "pattern": "(.+)", "ask": "{question}={call}",
-            "judge": "={reply}", "returned": "=", "enough": "=",
-        },
-        "reward": {"sources": {"label": 0.0, "judgement": 1.0}, "rules": [{"own": {"missing": 0.0}}]},
-        "advantage": {"returns": "utterance", "baseline": "mean", "scale": "std", "key": ["agent", "turn"], "singleton": "zero"},
-        "warm_start": {"steps": 150, "batch_size": 16, "learning_rate": 3e-3},
-        "ppo": {"response_length": 20, "kl_coef": 0.0, "num_ppo_epochs": 1, "temperature": 1.0},
-        "training": {"learning_rate": 2e-3, "per_device_train_batch_size": 64, "gradient_accumulation_steps": 1, "use_cpu": True, "critic": "none"},
-    }  # fmt: skip
-    trainer = build_trainer(from_dict(values, "test"), quiet=True)
-    (engine,) = trainer.engines.values()
-    play = engine.generate
-
-    def half_right(requests, decoding):
-        replies = play(requests, decoding)
-        for request, reply in zip(requests, replies, strict=True):
-            if request.policy == "worker":
-                right = request.example.answer
-                reply.text = right if request.rng_key[-3] % 2 else f"{request.example.question}?"
-        return replies
-
-    engine.generate = half_right
-    trainer.train()
-    found = [m["judgements/balanced_accuracy"] for m in RunFolder(tmp_path / "run").read_metrics()]
-    assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + 0.2

@@ -68,14 +68,11 @@ def test_g_ra_gates_brevity_by_the_label(tmp_path, reward, credits, advantages):
     ("reward", "message"),
     [
         ({"rules": [{"gate": {"order": ["label", "format"]}}], "sources": {"label": 1, "format": 0}}, "'format' never varies behind 'label'"),
-        ({"rules": [{"gate": {"order": ["label", "near"]}}], "sources": {"label": 1, "near": 0}}, "'near' never varies behind 'label'"),
-        ({"rules": [{"gate": {"order": ["near", "format"]}}], "sources": {"near": 1, "format": 0}}, "'format' never varies behind 'near'"),
         ({"rules": [{"gate": {"order": ["f1", "format"]}}], "sources": {"f1": 1, "format": 0}}, "'format' never varies behind 'f1'"),
         ({"rules": [{"gate": {"order": ["label", "label"]}}]}, "'label' never varies behind 'label'"),
         ({"rules": [{"gate": {"order": []}}]}, "expected the names of rewards"),
         ({"rules": [{"gate": {"order": ["label", "brief"]}}]}, "gate reads the reward 'brief', which nothing gives here"),
         ({"rules": [{"mix": {"weights": {"callees/format": 0.1}}}]}, "mix reads the reward 'format', which nothing gives"),
-        ({"rules": [{"tier": {"proximity": "near"}}]}, "tier reads the reward 'near', which nothing gives here"),
         ({"sources": {"label": 1, "brevity": 0}, "brevity": None}, r"reward.brevity: the source 'brevity' needs it; for example"),
     ],
 )  # fmt: skip
@@ -265,13 +262,17 @@ def paid(name, folder, script, group):
         words = script(rollout, request.ask.agent, request.turn)
         return answers.get(words, words)
 
-    values = recipe_values(name, folder, training={"per_device_train_batch_size": 2}, ppo={"num_mini_batches": 1})
+    values = recipe_values(name, folder, questions=2)
     branching = values.get("branching", {})
     fans = branching.get("group")
     values["branching"] = branching | {"group": [min(fan, group) for fan in fans] if isinstance(fans, list) else group}
-    batch = played(scripted_trainer(values, said))
-    where = {id(u): (d.rollout, u.agent, u.turn) for d in batch.dialogues for u in d.utterances}
-    return {where[id(r.utterance)]: (r.utterance.rewards["credit"], r.advantage) for r in rows(batch)}
+    return {
+        (row.dialogue.rollout, row.utterance.agent, row.utterance.turn): (
+            row.utterance.rewards["credit"],
+            row.advantage,
+        )
+        for row in rows(played(scripted_trainer(values, said)))
+    }
 
 
 def right_in(*cells):

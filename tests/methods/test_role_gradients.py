@@ -10,6 +10,7 @@ from maporl.methods.tiny_versions import tiny_version
 from maporl.report.audit import metric_counts
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict
+from trl_ext.ppo.losses import Totals
 
 
 def values_of(folder, **training):
@@ -49,8 +50,6 @@ def with_advantages(trainer):
 
 
 def test_the_gradients_of_roles_add_up_to_the_gradient_of_the_policy(tmp_path):
-    from trl_ext.ppo.losses import Totals
-
     trainer = build_trainer(from_dict(values_of(tmp_path)), quiet=True)
     batch, rows, part = with_advantages(trainer)
     (learner,) = trainer.learners.values()

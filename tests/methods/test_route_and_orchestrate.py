@@ -2,14 +2,12 @@
 sent."""
 
 import pytest
-from folders import GOLDEN
-from played_by_hand import TEAM, Game, trained
+from played_by_hand import TEAM, Game
 from scripted_training import recipe_values
 
 from maporl import Orchestrate, Route
 from maporl.errors import refuse
 from maporl.rollout import made_up
-from maporl.rollout.made_up import Players
 from maporl.run import ResolvedRun
 from maporl.types import Act, Result
 from maporl.validation import rehearsal
@@ -67,15 +65,13 @@ class TestRoute:
         assert game.asks[-1].parents == (1,)
 
     def test_nobody_has_to_answer(self):
-        said = ["<verify>no</verify>", "q", "?"]
-        game = Game(Route(steps=2, at_end="stop", **BARE), TEAM, said, [Result("found")])
+        route, said = Route(steps=2, at_end="stop", **BARE), ["<verify>no</verify>", "q", "?"]
+        game = Game(route, TEAM, said, [Result("found")])
         assert [ask.role for ask in game.asks] == ["router", "searcher", "router"] and game.outcome == "unanswered"
-        game = Game(
-            Route(steps=2, at_end="stop", **BARE), TEAM, [*said[:2], "<verify>yes</verify>", "x"], [Result("f")]
-        )
+        game = Game(route, TEAM, [*said[:2], "<verify>yes</verify>", "x"], [Result("f")])
         assert [ask.role for ask in game.asks][2:] == ["router", "answerer"] and game.outcome == 1
 
-    @pytest.mark.parametrize(("said", "earned"), [("<verify>maybe</verify>", 1.0), ("yes", 0.0), ("<verify>yes", 0.0)])
+    @pytest.mark.parametrize(("said", "earned"), [("<verify>maybe</verify>", 1.0), ("<verify>yes", 0.0)])
     def test_a_form_of_its_own(self, said, earned):
         game = Game(Route(steps=1, form="<verify>.*</verify>", **BARE), TEAM, [said, "q", "x"], [Result("f")])
         assert game.utterances[0].rewards == {"route_form": earned}
@@ -90,24 +86,15 @@ class TestRoute:
         assert game.texts()[1] == "Who wrote Emma?\n\nNothing was looked up yet.\n\nAnswer the question."
 
     def test_options_choose_the_agents_and_the_tool(self):
-        route = Route(
-            router="cy",
-            answerer="ann",
-            tool="find",
-            place="library",
-            argument="words",
-            query="(?s)q=(.*)",
-            enough="YES",
-            more="NO",
-        )
+        called = {"tool": "find", "place": "library", "argument": "words", "query": "(?s)q=(.*)"}
+        route = Route(router="cy", answerer="ann", enough="YES", more="NO", **called)
         game = Game(route, TEAM, ["NO", "q= x", "YES", "y"], [Result("f")])
         assert [ask.agent for ask in game.asks] == ["cy", "bob", "cy", "ann"] and route.mentioned() == {"cy", "ann"}
         assert game.acts == [Act("bob", "find", {"words": "x"}, of=1, place="library")]
 
     def test_braces_in_what_was_found_are_text(self):
-        game = Game(
-            Route(**BARE), TEAM, ["<verify>no</verify>", "{x}", "<verify>yes</verify>", "y"], [Result("{question}")]
-        )
+        said = ["<verify>no</verify>", "{x}", "<verify>yes</verify>", "y"]
+        game = Game(Route(**BARE), TEAM, said, [Result("{question}")])
         assert "Step 1, found for {x}:\n{question}" in game.texts()[-1]
 
     @pytest.mark.parametrize(
@@ -117,21 +104,17 @@ class TestRoute:
             ({"router": "ann", "searcher": "ann"}, r"expected three agents, got \['ann', 'ann'\]"),
             ({"search": "{question}{passages}"}, r"search: it must contain \{verdict\}"),
             ({"route": "{question}{passages}{verdict}"}, "route: it may use"),
-            ({"route": "{question}"}, r"route: it must contain \{passages\}"),
             ({"found": "{query}"}, r"found: it must contain \{text\}"),
             ({"query": "x"}, "query: expected one group"),
             ({"enough": "("}, "enough: .* is not a regular expression"),
             ({"form": "("}, "form: .* is not a regular expression"),
             ({"at_end": "never"}, "at_end"),
+            ({}, "route needs three agents"),
         ],
     )
     def test_wrong_options_are_refused(self, options, message):
         with pytest.raises(ValueError, match=message):
-            Route(**options)
-
-    def test_it_needs_three_agents(self):
-        with pytest.raises(ValueError, match="route needs three agents"):
-            Route().check_players(("ann", "bob"))
+            Route(**options).check_players(("ann", "bob"))
 
 
 TEXTS = {
@@ -174,12 +157,8 @@ class TestOrchestrate:
 
     def test_the_orchestrator_ends_and_the_last_reply_is_the_answer(self):
         game = Game(Orchestrate(**TEXTS), TEAM, ["<next>end</next>", "<next>cy: go</next>", "4", "<next>end</next>"])
-        assert [(ask.agent, ask.answers) for ask in game.asks] == [
-            ("ann", False),
-            ("ann", False),
-            ("cy", True),
-            ("ann", False),
-        ], "nobody had acted when it first said end"
+        told = [(ask.agent, ask.answers) for ask in game.asks]
+        assert told == [("ann", False), ("ann", False), ("cy", True), ("ann", False)], "nobody had acted at first"
         assert game.outcome == 2 and game.utterances[3].settles == (2,)
         assert round(game.utterances[3].rewards["step_cost"], 4) == 0.8074
 
@@ -189,11 +168,8 @@ class TestOrchestrate:
         assert game.texts()[2] == "Who wrote Emma?|1  : nobody\n\n2 dan : nobody|" and game.outcome == 2
 
     def test_what_ends_a_dialogue_without_a_generator_has_the_credit_of_the_answer(self):
-        stop = Game(
-            Orchestrate(**TEXTS, verifier="vic"),
-            ("ann", "bob", "vic"),
-            ["<next>bob</next>", "4", "<verify>stop</verify>"],
-        )
+        protocol = Orchestrate(**TEXTS, verifier="vic")
+        stop = Game(protocol, ("ann", "bob", "vic"), ["<next>bob</next>", "4", "<verify>stop</verify>"])
         assert stop.utterances[2].settles == (1,) and stop.outcome == 1
         unknown = Game(Orchestrate(**TEXTS, steps=2), TEAM, ["<next>bob</next>", "4", "?"])
         assert unknown.utterances[2].settles == (1,) and unknown.outcome == 2
@@ -208,60 +184,36 @@ class TestOrchestrate:
         ("options", "message"),
         [
             ({"steps": 0}, "steps: expected a whole number of at least 1, got 0"),
-            ({"per_tokens": 0}, "per_tokens: expected a whole number of at least 1, got 0"),
             ({"verifier": "ann", "generator": "ann"}, r"expected different agents, got \['ann', 'ann'\]"),
             ({"pattern": "x"}, "pattern: expected a group around the name"),
             ({"plan": "{question}"}, r"plan: it must contain \{memory\}"),
             ({"work": "{question}"}, r"work: it must contain \{task\}"),
-            ({"pattern": "(x)", "work": "{task}"}, r"work: it must contain \{question\}"),
             ({"check": "{memory}"}, r"check: it must contain \{question\}"),
             ({"answer": "{question}"}, r"answer: it must contain \{memory\}"),
             ({"done": "{agent}"}, r"done: it must contain \{text\}"),
             ({"stop": "("}, "stop: .* is not a regular expression"),
             ({"end": " "}, "end: expected a word that the orchestrator can say, such as end, or null, got ' '"),
-            (
-                {"end": "the end"},
-                "end: of 'the end' the pattern reads 'the' as the name, so that it would never end a dialogue",
-            ),
-            ({"end": "end:"}, "end: of 'end:' the pattern reads 'end' as the name"),
+            ({"end": "the end"}, "end: of 'the end' the pattern reads 'the' as the name, so that it would never end"),
+            ({"generator": "bob"}, r"an agent that can be named, got \['ann', 'bob'\]"),
+            ({"end": "bob"}, "end: 'bob' is an agent too"),
         ],
     )
     def test_wrong_options_are_refused(self, options, message):
         with pytest.raises(ValueError, match=message):
-            Orchestrate(**options)
-
-    def test_it_needs_somebody_who_can_be_named(self):
-        with pytest.raises(ValueError, match=r"an agent that can be named, got \['ann', 'bob'\]"):
-            Orchestrate(generator="bob").check_players(("ann", "bob"))
-        with pytest.raises(ValueError, match="end: 'bob' is an agent too"):
-            Orchestrate(end="bob").check_players(("ann", "bob"))
-
-
-EXCERPT = GOLDEN / "data/hotpotqa/distractor_dev.jsonl"
+            Orchestrate(**options).check_players(("ann", "bob"))
 
 
 def test_the_check_of_a_long_orchestration_plays_its_first_steps(tmp_path, monkeypatch):
     """Six steps of two, and then a planner that never ends: the check says how much of it was played."""
     monkeypatch.setattr(made_up, "MOST_STEPS", 12)
-    asked = []
-    monkeypatch.setattr(
-        Players,
-        "generate",
-        lambda self, requests, decoding: (
-            (asked.append(requests) if self.tokenizers else None) or GENERATE(self, requests, decoding)
-        ),
-    )
     for steps, cut in ((3, False), (1000, True)):
-        asked.clear()
         values = recipe_values("flow_grpo", tmp_path, protocol={"steps": steps}) | {"warm_start": {"steps": 0}}
         lines = check_run(from_dict(values, "test"))
-        found = [line for line in lines if "steps, the most that are rehearsed" in line]
-        assert bool(found) == cut and len(asked) <= 2 * 12, "the two splits"
+        assert any("steps, the most that are rehearsed" in line for line in lines) == cut
 
 
 def test_a_role_that_is_misspelt_is_named(tmp_path):
     values = recipe_values("dr_mas", tmp_path)
-    assert refuse(rehearsal.findings(Rehearsal(ResolvedRun(from_dict(values, "test"))))) == []
     for role, lines in (("verifer", 1), ("another", 0)):
         values["reward"]["rules"][1]["mix"]["roles"] = ["verifier", role]
         found = refuse(rehearsal.findings(Rehearsal(ResolvedRun(from_dict(values, "test")))))
@@ -270,22 +222,3 @@ def test_a_role_that_is_misspelt_is_named(tmp_path):
             "mix pays the role 'verifer', which nobody had in three rehearsals; did you mean 'verifier'" in line
             for line in found
         )
-
-
-GENERATE = Players.generate
-
-
-def test_a_team_that_searches_is_trained(tmp_path, monkeypatch):
-    pytest.importorskip("bm25s", reason="needs the extra search")
-    said = trained(
-        tmp_path, monkeypatch, TEAM,
-        task={"name": "hotpotqa", "source": str(EXCERPT), "eval_source": str(EXCERPT)},
-        tools={"search": {"use": "bm25", "options": {"corpus": str(EXCERPT), "k": 2}}},
-        protocol={"name": "route", "steps": 2},
-        reward={"sources": {"f1": 1.0, "label": 0.5}},
-    )  # fmt: skip
-    assert [u["role"] for u in said] == ["router", "searcher"] * 2 + ["answerer"]
-    calls = [call for u in said for call in u["calls"]]
-    assert [call["name"] for call in calls] == ["search", "search"] and all(call["result"]["text"] for call in calls)
-    assert said[1]["calls"][0]["arguments"] == {"query": said[1]["text"].strip()}
-    assert all(u["rewards"]["credit"] == said[-1]["rewards"]["score"] for u in said)

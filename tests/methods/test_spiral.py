@@ -9,8 +9,6 @@ from scripted_training import TokenScript, played, recipe_values, rows, scripted
 
 from maporl.environments.games import KuhnPoker
 from maporl.integrations.text_arena import TextArena
-from maporl.protocols import PlayGame
-from maporl.validation.load import load
 
 
 def spiral(folder, recipe="spiral", games=3, **protocol):
@@ -32,16 +30,9 @@ def turns(batch):
     return found
 
 
-def test_the_file_plays_five_rounds_for_the_win():
-    assert load("spiral").protocol["options"] == {"rounds": 5, "pays": "winner"}
-    assert load("spiral_textarena").protocol["options"]["env"] == "KuhnPoker-v0-short"
-
-
 def test_what_the_sides_of_a_game_earn_and_learn(tmp_path):
-    """All pass, so that the higher card wins 1 chip a round, and the game pays 1 and -1.
-
-    A second batch goes on with the means.
-    """
+    """All pass, so that the higher card wins 1 chip a round, and the game pays 1 and -1. A second batch goes on with
+    the means."""
     trainer = scripted_trainer(spiral(tmp_path), lambda request: "I pass: p")
     means = {"first": 0.0, "second": 0.0}
     for _ in range(2):
@@ -52,9 +43,6 @@ def test_what_the_sides_of_a_game_earn_and_learn(tmp_path):
             for agent, (paid, advantages) in own.items():
                 assert advantages == pytest.approx([paid - means[agent]] * 3, abs=1e-6)
                 means[agent] = 0.95 * means[agent] + 0.05 * paid
-    first, second = turns(played(scripted_trainer(spiral(tmp_path / "again"), lambda request: "p")))[:2]
-    assert {round(a, 4) for _, advantages in first.values() for a in advantages} == {1.0, -1.0}
-    assert {abs(round(a, 4)) for _, advantages in second.values() for a in advantages} <= {0.95, 1.05}
 
 
 def test_an_illegal_move_pays_both_sides_whatever_the_chips_say(tmp_path):
@@ -69,12 +57,8 @@ def test_an_illegal_move_pays_both_sides_whatever_the_chips_say(tmp_path):
     batch = played(scripted_trainer(spiral(tmp_path), script))
     mean = {"first": 0.0, "second": 0.0}
     for dialogue, own in zip(batch.dialogues, turns(batch), strict=True):
-        assert dialogue.outcome == "illegal" and [u.agent for u in dialogue.utterances] == [
-            "first",
-            "second",
-            "second",
-            "first",
-        ]
+        assert dialogue.outcome == "illegal"
+        assert [u.agent for u in dialogue.utterances] == ["first", "second", "second", "first"]
         assert {agent: paid for agent, (paid, _) in own.items()} == {"first": -1.5, "second": 0.5}
         for agent, (paid, advantages) in own.items():
             assert advantages == pytest.approx([paid - mean[agent]] * 2, abs=1e-6)
@@ -83,14 +67,11 @@ def test_an_illegal_move_pays_both_sides_whatever_the_chips_say(tmp_path):
 
 
 def test_a_move_that_was_cut_off_is_trained_on_like_any_other(tmp_path):
-    """The answers end at 1 token.
-
-    Where that is a move it is made, and elsewhere it is illegal; all of them have rows.
-    """
+    """The answers end at 1 token. Where that is a move it is made, and elsewhere it is illegal; all of them have
+    rows."""
     trainer = scripted_trainer(spiral(tmp_path, games=4), lambda request: "p")
     engine = TokenScript(trainer.team.policies, lambda r: "pass" if r.ask.agent == "first" else "help", most=1)
-    for name in trainer.engines:
-        trainer.engines[name] = engine
+    trainer.engines.update(dict.fromkeys(trainer.engines, engine))
     batch = played(trainer)
     assert {u.stop.whole for d in batch.dialogues for u in d.utterances} == {False}
     assert {d.outcome for d in batch.dialogues} == {"illegal"}, "the word p is a move, but the word h is not"
@@ -156,16 +137,3 @@ def test_textarena_forgives_once_by_default():
         assert len(game.to_move()) == told and game.fines(player) is not forgive
         if forgive:
             assert game.step({player: "[nonsense]"}) == {player: -1.0, 1 - player: 1.0} and not game.fines(player)
-
-
-def test_a_whole_game_of_textarena_pays_by_chips():
-    pytest.importorskip("textarena")
-    protocol = PlayGame("textarena", options={"env": "KuhnPoker-v0-short", "forgive": False})
-    assert protocol.new_game().longest >= 10
-    game = TextArena(env="KuhnPoker-v0-short", forgive=False)
-    game.begin_with(random.Random(1), 2)
-    paid = {}
-    while movers := game.to_move():
-        legal = game.observe(movers[0]).rpartition("Your available actions are: ")[2].split("'")[1]
-        paid = game.step({movers[0]: legal})
-    assert sorted(paid.values()) in ([-1.0, 1.0], [0.0, 0.0])

@@ -1,6 +1,5 @@
 """A judge of steps that learns beside the team (RLAnything)."""
 
-import json
 import random
 from dataclasses import replace
 from functools import partial
@@ -8,14 +7,12 @@ from statistics import fmean
 
 import pytest
 from recipe_rollouts import VERDICTS, one_step_values, script
-from safetensors.torch import load_file
 from scripted_training import STEPS, grid_of, played, recipe_values, rows, scripted_trainer, shown, step_to
 
 from maporl import Debate, Propose
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.methods.rl_anything import Consistency
-from maporl.methods.tiny_versions import tiny_version
 from maporl.protocols import build_protocol, speakers
 from maporl.protocols.judging import StepJudge, judge_of, judged
 from maporl.runs.train import train
@@ -144,26 +141,17 @@ def paid(outcomes, rule=None, verdicts=(1, None, -1)):
     return (rule or Consistency())(dialogues, [dict.fromkeys(range(4), outcome) for outcome in outcomes])
 
 
-def test_a_verdict_that_cannot_be_read_costs_two_and_counts_as_none():
-    first, _ = paid([1.0, 0.0])
-    assert first == {0: 1.0, 1: 1.0, 2: -2.0, 3: -1.0}
-    first, second = paid([1.0, 0.0], verdicts=(1, 1, None))
-    assert first == {0: 1 + 2 / 3, 1: 1 + 2 / 3, 2: 1 + 2 / 3, 3: -2.0} and second[0] == 2 / 3
-    _, second = paid([1.0, 0.0], Consistency(failure=-1.0), verdicts=(1, 1, None))
-    assert second == {0: -1 + 2 / 3, 1: -1 + 2 / 3, 2: -1 + 2 / 3, 3: -2.0}
+def test_a_failure_an_unreadable_verdict_and_the_weight_of_verdicts_are_options():
+    _, second = paid([1.0, 0.0], verdicts=(1, 1, None))
+    assert second[0] == 2 / 3, "a failure counts 0 by default"
     first, _ = paid([1.0, 0.0], Consistency(weight=0.75, unreadable=-1.0), verdicts=(1, 1, None))
     assert first == {0: 1.5, 1: 1.5, 2: 1.5, 3: -1.0}
-    _, second = paid([1.0, 0.0], Consistency(failure=-1.0), verdicts=(1, 1, -1))
-    assert second[1] == pytest.approx(-2 / 3) and second[3] == pytest.approx(2 / 3), "a bad verdict on a failure pays"
-    first, _ = paid([1.0, 0.0], verdicts=(None, None, None))
-    assert first == {0: 1.0, 1: -2.0, 2: -2.0, 3: -2.0}
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
         ({"failure": 1.0}, "failure: expected a finite number below 1, .* got 1.0"),
-        ({"failure": float("-inf")}, "failure: expected a finite number below 1, .* got -inf"),
         ({"failure": float("nan")}, "failure: expected a finite number below 1, .* got nan"),
         ({"weight": -0.5}, "weight: expected a number of at least 0, got -0.5"),
         ({"unreadable": float("inf")}, "unreadable: expected a finite number, got inf"),
@@ -211,7 +199,6 @@ def test_a_judged_protocol_is_evaluated_as_it_is_without_its_judge():
         ({"agent": "judge", "samples": 0}, "samples: expected at least 1, got 0"),
         ({"agent": "judge", "text": "Good?"}, r"text: it must contain \{said\}"),
         ({"agent": "judge", "good": "("}, "good"),
-        ({"agent": "judge", "twice": 1}, "unknown key 'twice'"),
         ("judge", r"protocol\.step_judge: expected options, as \{agent: judge\}, got 'judge'"),
     ],
 )
@@ -222,43 +209,20 @@ def test_a_judge_of_steps_that_cannot_serve_is_refused(judge, message, tmp_path)
         check_run(from_dict(values, "test"))
 
 
-def test_verdicts_that_nobody_gives_cannot_be_paid(tmp_path):
-    values = one_step_values(tmp_path)
-    del values["protocol"]["step_judge"], values["agents"]["judge"]
-    values["protocol"] = {"name": "call_return"}
-    values["agents"] |= {"bob": {}}
-    with pytest.raises(ConfigError, match="consistency pays verdicts on what was said, and nobody gives any"):
-        check_run(from_dict(values, "test"))
-
-
-def test_a_judge_alone_judges_nobody(tmp_path):
-    values = one_step_values(tmp_path)
-    values["agents"] = {"judge": {}}
-    with pytest.raises(ConfigError, match=r"protocol\.step_judge: 'judge' is the only agent"):
-        check_run(from_dict(values, "test"))
-
-
-def test_a_tree_cannot_compare_what_is_judged_at_the_end(tmp_path):
-    values = one_step_values(tmp_path, branching={"how": "tree", "group": 2})
-    with pytest.raises(ConfigError, match="steps that nothing scores yet"):
-        check_run(from_dict(values, "test"))
-
-
-@pytest.mark.slow
-def test_the_judge_of_rl_anything_learns_beside_the_team(tmp_path):
-    values = tiny_version("rl_anything", str(tmp_path / "run"))
-    values["protocol"]["options"] |= {"size": 2, "walls": 0}
-    values["protocol"]["step_judge"]["text"] = "{said}?"
-    values |= {"updates": 3, "evaluation": {"questions": 0}}
-    train(from_dict(values, "test"), resume=False, quiet=True)
-    for name in ("shared", "judge"):
-        before, after = (
-            load_file(tmp_path / "run" / part / name / "model.safetensors") for part in ("initial", "final")
-        )
-        assert any(not before[key].equal(after[key]) for key in before), name
-    said = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
-    verdicts = [u for entry in said for u in entry["utterances"] if u["role"] == "judge"]
-    assert verdicts and all("verdict" in u["tags"] for u in verdicts)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"protocol": {"name": "call_return"}, "agents": {"ann": {}, "bob": {}}},
+            "consistency pays verdicts on what was said, and nobody gives any",
+        ),
+        ({"agents": {"judge": {}}}, r"protocol\.step_judge: 'judge' is the only agent"),
+        ({"branching": {"how": "tree", "group": 2}}, "steps that nothing scores yet"),
+    ],
+)
+def test_where_steps_cannot_be_judged_is_named(changes, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        check_run(from_dict(one_step_values(tmp_path, **changes), "test"))
 
 
 def verdicts_learned(folder, seed, **options):
@@ -288,8 +252,6 @@ def test_a_judge_learns_to_judge_if_failures_count_and_else_to_agree(seed, tmp_p
     """rl_anything: a judge that begins by calling most steps good ends by calling all of them good, although half are
     wrong, if a failure counts 0. Where it counts -1, as published, the judge learns to judge."""
     good, accuracy = verdicts_learned(tmp_path / "zero", seed, failure=0.0)
-    print(f"seed {seed}, failures count 0: good {good:.2f}, balanced accuracy {accuracy:.2f}")
     assert good > 0.95 and accuracy < 0.55
-    good, accuracy = verdicts_learned(tmp_path / "published", seed, failure=-1.0)
-    print(f"seed {seed}, as published: good {good:.2f}, balanced accuracy {accuracy:.2f}")
+    _, accuracy = verdicts_learned(tmp_path / "published", seed, failure=-1.0)
     assert accuracy > 0.7

@@ -59,20 +59,15 @@ def test_each_searcher_that_wideseek_asks_at_once_is_an_agent(tmp_path):
         asks = "<ask_searcher>bd></ask_searcher><ask_searcher>kr></ask_searcher>"
         return request.example.answer if request.ask.continues is not None else asks
 
-    values = recipe_values(
-        "wideseek_r1", tmp_path, branching={"group": 2}, training={"per_device_train_batch_size": 1}, ppo={"num_mini_batches": 1}
-    )  # fmt: skip
+    values = recipe_values("wideseek_r1", tmp_path, 1, branching={"group": 2})
     batch = played(scripted_trainer(values, script))
-    assert [sorted(u.agent for u in d.utterances) for d in batch.dialogues] == [
-        ["lead", "lead", "searcher", "searcher", "searcher"],
-        ["lead"],
-    ]
+    speakers = [sorted(u.agent for u in d.utterances) for d in batch.dialogues]
+    assert speakers == [["lead", "lead", "searcher", "searcher", "searcher"], ["lead"]]
     found = rows(batch)
     shares = {}
     for row in found:
         u = row.utterance
-        rollout = next(d.rollout for d in batch.dialogues if any(v is u for v in d.utterances))
-        key = (rollout, u.agent, u.turn if u.caller is not None else None)
+        key = (row.dialogue.rollout, u.agent, u.turn if u.caller is not None else None)
         shares[key] = shares.get(key, 0.0) + row.weight * len(u.response_ids)
     assert shares == pytest.approx(
         {(0, "lead", None): 1 / 3, (0, "searcher", 0): 1 / 3, (0, "searcher", 1): 1 / 3, (1, "lead", None): 1.0}
@@ -85,22 +80,12 @@ def one_in_no_form(tmp_path, advantage, ppo):
     """A trainer of the recipe on one question. Of four rollouts, which ask two searchers each, one answers rightly in
     the form, one half rightly in the form, one rightly in no form, and one wrongly in the form."""
     pytest.importorskip("bm25s", reason="needs the extra search")
-    values = recipe_values(
-        "wideseek_r1", tmp_path, branching={"group": 4}, training={"per_device_train_batch_size": 1}, advantage=advantage,
-        ppo={"num_mini_batches": 1, "response_length": 80, **ppo},
-    )  # fmt: skip
-    values["task"] = {
-        "name": "hotpotqa",
-        "source": str(tmp_path / "questions.jsonl"),
-        "eval_source": str(tmp_path / "questions.jsonl"),
-    }
-    question = {
-        "id": "one",
-        "question": "Who wrote it?",
-        "answer": "Jane Austen",
-        "paragraphs": [{"title": "Emma", "text": "By Jane Austen."}],
-    }
-    (tmp_path / "questions.jsonl").write_text(json.dumps(question))
+    ppo = {"response_length": 80, **ppo}
+    values = recipe_values("wideseek_r1", tmp_path, 1, branching={"group": 4}, advantage=advantage, ppo=ppo)
+    source = tmp_path / "questions.jsonl"
+    values["task"] = {"name": "hotpotqa", "source": str(source), "eval_source": str(source)}
+    paragraphs = [{"title": "Emma", "text": "By Jane Austen."}]
+    source.write_text(json.dumps({"id": "one", "question": "Who?", "answer": "Jane Austen", "paragraphs": paragraphs}))
     ends = ["Answer: Jane Austen", "Answer: Austen", "It was Jane Austen", "Answer: Emma"]
 
     def script(request):
@@ -114,7 +99,7 @@ def one_in_no_form(tmp_path, advantage, ppo):
 
 def trained_on(batch):
     """The rows of each rollout."""
-    return [[row for row in rows(batch) if any(row.utterance is u for u in d.utterances)] for d in batch.dialogues]
+    return [[row for row in rows(batch) if row.dialogue is d] for d in batch.dialogues]
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -174,12 +159,9 @@ def test_where_callers_are_not_recorded_nobody_was_called():
     """In rollout 0, which earned nothing, one of two agents stays; in rollout 1 both have half, whatever number of
     turns they have."""
     columns = {
-        "prompt": [0] * 6,
-        "rollout": [0] * 3 + [1] * 3,
-        "agent": ["a", "b", "a"] * 2,
-        "turn": [0, 0, 1] * 2,
+        "prompt": [0] * 6, "rollout": [0] * 3 + [1] * 3, "agent": ["a", "b", "a"] * 2, "turn": [0, 0, 1] * 2,
         "order": [0, 1, 2] * 2,
-    }
+    }  # fmt: skip
     shares = {"equal_shares": {"of": "turns", "agents": "share", "calls": "apart"}}
     config = AdvantageConfig("utterance", "mean", "std", ("prompt",), ("end_of_failures", shares), unit="rollout")
     found = [
@@ -187,37 +169,6 @@ def test_where_callers_are_not_recorded_nobody_was_called():
         for more in ({}, {"caller": [None] * 6})
     ]
     assert found == [[0.0, 0.0, 1.0, 0.25, 0.5, 0.25]] * 2
-
-
-def test_in_wideseek_equal_rollouts_earn_equal_advantages_and_a_batch_may_be_cut():
-    """Random rollouts: each weighs 1 in all, equal ones are equal, and two questions together are each of them
-    alone."""
-    config, rng = load("wideseek_r1").advantage, random.Random(0)
-    for _ in range(20):
-        columns = {name: [] for name in ("reward", "prompt", "rollout", "agent", "turn", "order", "tokens", "caller")}
-        for prompt in range(2):
-            for rollout in range(4):
-                reward, lead = round(rng.random(), 1), len(columns["reward"])
-                for number in range(rng.randint(1, 4)):
-                    row = (reward, prompt, rollout, "searcher" if number else "lead", number, number, rng.randint(1, 9), lead if number else None)  # fmt: skip
-                    for name, value in zip(columns, row, strict=True):
-                        columns[name].append(value)
-        whole = estimate_all(TurnBatch(**columns), config)
-        places = list(zip(columns["prompt"], columns["rollout"], strict=True))
-        for place in set(places):
-            own = [i for i, other in enumerate(places) if other == place]
-            assert sum(float(whole.weights[i]) * columns["tokens"][i] for i in own) == pytest.approx(1.0)
-        equal = {}
-        for i, prompt in enumerate(columns["prompt"]):
-            equal.setdefault((prompt, columns["reward"][i]), set()).add(round(float(whole.advantages[i]), 9))
-        assert all(len(values) == 1 for values in equal.values())
-        for prompt in range(2):
-            own = [i for i, p in enumerate(columns["prompt"]) if p == prompt]
-            part = {name: [values[i] for i in own] for name, values in columns.items()}
-            part["caller"] = [None if c is None else own.index(c) for c in part["caller"]]
-            alone = estimate_all(TurnBatch(**part), config)
-            assert alone.advantages.tolist() == pytest.approx([float(whole.advantages[i]) for i in own])
-            assert alone.weights.tolist() == pytest.approx([float(whole.weights[i]) for i in own])
 
 
 # -- PARL --------------------------------------------------------------------------------------------------------------

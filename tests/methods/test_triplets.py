@@ -34,14 +34,12 @@ def pool():
 
 
 def test_a_program_is_run_for_its_output(pool):
-    made = pair(pool, f"I think so:\n{HALVES}\n```input\n 7 \n```", "deduction")
-    program = "def f(x):\n    return x // 2"
-    assert (
-        made["answer"] == "3"
-        and "f(7)" in made["question"]
-        and program in made["question"]
-        and "3" not in made["question"]
+    made, program = (
+        pair(pool, f"I think so:\n{HALVES}\n```input\n 7 \n```", "deduction"),
+        "def f(x):\n    return x // 2",
     )
+    assert made["answer"] == "3" and "3" not in made["question"]
+    assert "f(7)" in made["question"] and program in made["question"]
     assert made["meta"] == {"kind": "deduction", "program": program, "input": "7", "output": "3"}
     found = pair(pool, f"{HALVES}```input\n7\n```", "abduction")
     assert found["answer"] == "7" and "f have the value 3" in found["question"] and "7" not in found["question"]
@@ -130,18 +128,6 @@ def test_answers_are_graded_by_the_program():
     assert graded("induction", constant, shown=[["5", "3"]])[1] is True
 
 
-def test_many_answers_are_graded_in_their_order():
-    known = {"kind": "abduction", "program": "def f(x):\n    return x * x", "output": "9"}
-    texts = [f"<answer>{n}</answer>" for n in (3, 2, -3, 9)]
-    grades = Triplets(kind="abduction").grade_many([Example("e", "q", "", known)] * 4, texts)
-    assert [(grade.answer, grade.correct) for grade in grades] == [
-        ("3", True),
-        ("2", False),
-        ("-3", True),
-        ("9", False),
-    ]
-
-
 def test_values_are_compared_and_not_texts():
     assert same("{'a': 1, 'b': [2]}", "{'b': [2],'a':1}") and not same("1", "'1'") and not same("x", "x")
     assert not same("[" * 9999, "[" * 9999)
@@ -165,23 +151,11 @@ def test_a_source_of_ones_own(tmp_path):
         Triplets(held_out=1)
 
 
-def test_the_tool_makes_questions_of_all_kinds():
-    box = TripletTool(workers=1)
-    (tool,) = box.tools()
-    assert tool.run(said=f"{HALVES}\n```input\n7\n```", kind="deduction").value["answer"] == "3"
-    assert tool.run(said=f"{HALVES}\n```input\n7\n```", kind="deduction").value["meta"]["limits"]["cpu_seconds"] == 1
-    made = tool.run(said=f"{INPUTS}```message\nm\n```", kind="induction", program="def f(x): return x")
-    assert made.value["meta"]["hidden"][0] == ["5", "5"]
-    box.close()
-
-
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"workers": "two"}, r"tools.triplet.options.workers: expected a whole number, got 'two'"),
         ({"workers": 1.5}, r"tools.triplet.options.workers: expected a whole number, got 1.5"),
         ({"workers": 0}, r"tools.triplet.options: workers: expected at least 1, got 0"),
-        ({"wall_seconds": [1]}, r"tools.triplet.options.wall_seconds: expected a number, got \[1\]"),
     ],
 )
 def test_options_of_a_tool_have_types(options, words, tmp_path):
@@ -209,28 +183,27 @@ def test_answers_are_graded_under_the_limits_of_the_tool():
 
 
 def test_what_the_tool_is_told_must_be_in_the_example(tmp_path):
-    with pytest.raises(
-        ConfigError,
-        match=r"check_about: question \w+/.* has no 'level' in its meta, but \['document', 'input', 'kind'",
-    ):
-        batch_of(tmp_path, lambda request: "no", ["deduction", "abduction"], protocol={"check_about": ["level"]})
+    message = r"check_about: question \w+/.* has no 'level' in its meta, but \['document', 'input', 'kind'"
+    with pytest.raises(ConfigError, match=message):
+        batch_of(tmp_path, lambda request: "no", protocol={"check_about": ["level"]})
 
 
 # -- Absolute Zero ----------------------------------------------------------------------------------------------------
 
 
-def batch_of(tmp_path, script, kinds, questions=1, **sections):
-    """The scored batch of the recipe with its own task and tool, and its trainer."""
-    values = recipe_values("absolute_zero", tmp_path, **sections)
+KINDS = {kind: {"name": "triplets", "kind": kind} for kind in ("deduction", "abduction")}
+
+
+def batch_of(tmp_path, script, tasks=KINDS, questions=1, **sections):
+    """The scored batch of the recipe with its own tool and these tasks, and its trainer."""
+    values = recipe_values("absolute_zero", tmp_path, questions, **sections)
     own = read_yaml(recipe_file("absolute_zero"))
     values |= {
         "protocol": own["protocol"] | sections.get("protocol", {}),
         "tools": {"triplet": {"use": "triplet", "options": {"workers": 1, "wall_seconds": 60.0}}},  # of a busy machine
     }
-    values["task"] = {"name": "mixture", "tasks": {kind: own["task"]["tasks"][kind] for kind in kinds}}
+    values["task"] = {"name": "mixture", "tasks": tasks}
     values["agent_defaults"]["tiny"]["alphabet"] = string.printable[:95] + "\n"
-    values["ppo"] |= {"num_mini_batches": 1}
-    values["training"] |= {"per_device_train_batch_size": questions}
     trainer = scripted_trainer(values, script)
     return trainer, trainer.score(trainer.collected())
 
@@ -238,12 +211,12 @@ def batch_of(tmp_path, script, kinds, questions=1, **sections):
 def by_kind(right):
     """A script that proposes a valid triplet for each kind, of whose eight tries the first ``right[kind]`` are right,
     then some wrong, and the last one unreadable."""
-    answers = {"deduction": "3", "abduction": "6", "induction": "```python\ndef f(x): return x // 2\n```"}
+    answers = {"deduction": "3", "abduction": "6"}
 
     def script(request):
         kind = request.example.meta["kind"]
         if request.ask.role == "proposer":
-            return f"{INPUTS}```message\nm\n```" if kind == "induction" else f"{HALVES}\n```input\n7\n```"
+            return f"{HALVES}\n```input\n7\n```"
         if request.turn < right[kind]:
             return f"<answer>{answers[kind]}</answer>"
         return "<answer>99</answer>" if request.turn < 7 else "?"
@@ -254,7 +227,7 @@ def by_kind(right):
 @pytest.mark.parametrize("right, paid", [(2, 0.75), (7, 0.125), (0, -0.5), (8, -0.5)])
 def test_absolute_zero_pays_both_roles_as_the_published_code(tmp_path, right, paid):
     """Shares 1/4, 7/8, 0 and 1 of right tries: .75, .125, -.5 and -.5. Tries: 1, -.5 if wrong, -1 if unreadable."""
-    _, batch = batch_of(tmp_path, by_kind({"deduction": right, "abduction": right}), ["deduction", "abduction"])
+    _, batch = batch_of(tmp_path, by_kind({"deduction": right, "abduction": right}))
     proposal, *tries = batch.dialogues[0].utterances
     assert proposal.rewards["credit"] == pytest.approx(paid) and batch.dialogues[0].outcome == "asked"
     wrong = [-0.5] * (7 - right) + [-1.0] if right < 8 else []
@@ -263,45 +236,29 @@ def test_absolute_zero_pays_both_roles_as_the_published_code(tmp_path, right, pa
 
 def test_what_is_not_valid_costs_one_and_is_not_asked(tmp_path):
     said = "```python\ndef f(x):\n    return x + y\n```\n```input\n7\n```"
-    _, batch = batch_of(tmp_path, lambda request: said, ["deduction", "abduction"])
+    _, batch = batch_of(tmp_path, lambda request: said)
     (proposal,) = batch.dialogues[0].utterances
     assert proposal.rewards["credit"] == -1.0 and batch.dialogues[0].outcome == "refused"
     assert proposal.calls[0].result.error == "raised" and "the program fails" in proposal.calls[0].result.text
 
 
 def test_proposals_are_run_and_answers_graded_in_the_sandbox(tmp_path):
-    """Induction: the solver sees the message and five pairs, and its program is tried on the five others."""
+    """Induction of absolute_zero: the solver sees the message and five pairs, and its program is tried on the others."""
     asked = []
 
     def script(request):
         if request.ask.role == "proposer":
             return f"{INPUTS}```message\nIt is small.\n```"
         asked.append(request.ask.messages[-1]["content"])
-        program = request.example.meta["program"]
-        return (
-            f"<answer>```python\n{program}\n```</answer>"
-            if request.turn % 2
-            else "<answer>```python\ndef f(x): return 0\n```</answer>"
-        )
+        program = request.example.meta["program"] if request.turn % 2 else "def f(x): return 0"
+        return f"<answer>```python\n{program}\n```</answer>"
 
     ints = {"name": "triplets", "kind": "induction", "source": str(tmp_path / "ints.jsonl")}
     row = {"inputs": [str(n) for n in range(10)], "message": "m"}
-    (tmp_path / "ints.jsonl").write_text(
-        "\n".join(json.dumps(row | {"program": f"def f(x): return x + {n}"}) for n in (1, 2, 3))
-    )
-    own = read_yaml(recipe_file("absolute_zero"))
-    values = recipe_values(
-        "absolute_zero", tmp_path, training={"per_device_train_batch_size": 1}, ppo={"num_mini_batches": 1}
-    )
-    values |= {
-        "protocol": own["protocol"],
-        "tools": own["tools"],
-        "task": {"name": "mixture", "tasks": {"a": ints, "b": ints}},
-    }
-    values["agent_defaults"]["tiny"]["alphabet"] = string.printable[:95] + "\n"
-    trainer = scripted_trainer(values, script)
-    dialogue = trainer.score(trainer.collected()).dialogues[0]
-    proposal, *tries = dialogue.utterances
+    programs = [json.dumps(row | {"program": f"def f(x): return x + {n}"}) for n in (1, 2, 3)]
+    (tmp_path / "ints.jsonl").write_text("\n".join(programs))
+    _, batch = batch_of(tmp_path, script, {"a": ints, "b": ints})
+    proposal, *tries = batch.dialogues[0].utterances
     assert [u.grade.correct for u in tries] == [False, True] * 4 and proposal.rewards["credit"] == 0.5
     assert len(set(asked)) == 1 and asked[0].startswith("It is small.\n\nf(0) == ") and "return" not in asked[0]
     assert all("document" not in u.example.meta and u.example.meta["task"] in ("a", "b") for u in tries)
@@ -310,7 +267,7 @@ def test_proposals_are_run_and_answers_graded_in_the_sandbox(tmp_path):
 def test_absolute_zero_whitens_over_the_tokens_of_each_role_and_kind(tmp_path):
     """Solver rewards 1 1 -.5 -.5 of 2, 6, 2 and 6 tokens in one kind: mean .25, unbiased std over tokens .7746."""
     script = by_kind({"deduction": 1, "abduction": 2})
-    trainer, batch = batch_of(tmp_path, script, ["deduction", "abduction"], questions=8, protocol={"tries": 4})
+    trainer, batch = batch_of(tmp_path, script, questions=8, protocol={"tries": 4})
     numbers = [(1.0, 2), (1.0, 6), (-0.5, 2), (-0.5, 6)]
     kinds = [d.example.meta["task"] for d in batch.dialogues]
     assert {"deduction", "abduction"} == set(kinds)
@@ -323,6 +280,6 @@ def test_absolute_zero_whitens_over_the_tokens_of_each_role_and_kind(tmp_path):
     for dialogue, kind in zip(batch.dialogues, kinds, strict=True):
         count = tokens[kind == "abduction"]
         spread = 0.75 * (count / (count - 1)) ** 0.5
-        own = [row for row in found if any(row.utterance is u for u in dialogue.utterances)]
+        own = [row for row in found if row.dialogue is dialogue]
         assert [row.advantage for row in own] == pytest.approx([0.75 / spread] * 2 + [-0.75 / spread] * 2, abs=1e-4)
         assert [row.weight for row in own] == [0.25] * 4, "together they count as much as the proposal"

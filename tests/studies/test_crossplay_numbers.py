@@ -1,14 +1,11 @@
 """Cross-play: its numbers by hand."""
 
 import json
-import sys
 
 import pytest
 from crossplay_runs import TWO, played
 
-from maporl.report.files import read_crossplay
 from maporl.studies.crossplay.result import CrossPlay, seatings
-from trl_ext.files.jsonl import DamagedRecord
 
 
 def test_the_matrix_and_the_gap_of_two_runs():
@@ -67,18 +64,7 @@ def test_the_json_form_comes_back_and_a_damaged_one_is_refused():
         CrossPlay.from_json(record | {"teams": [t for t in record["teams"] if t["runs"] != [1, 0]]})
     with pytest.raises(ValueError, match="different numbers of answers"):
         CrossPlay.from_json(record | {"teams": [*record["teams"][:3], {"runs": [1, 1], "right": [1.0]}]})
-    assert (
-        CrossPlay.from_json({**record, "teams": [t | {"survives": 0.25} for t in record["teams"]]}).teams[0].survives
-        == 0.25
-    )
+    shared = [{**record, "teams": [team | {"survives": share} for team in record["teams"]]} for share in (0.25, 2.0)]
+    assert CrossPlay.from_json(shared[0]).teams[0].survives == 0.25
     with pytest.raises(ValueError, match="shares of right answers, and of time, from 0 to 1"):
-        CrossPlay.from_json({**record, "teams": [t | {"survives": 2.0} for t in record["teams"]]})
-
-
-def test_a_copy_without_this_extension_leaves_the_cross_play_out_of_the_page(tmp_path, monkeypatch):
-    (tmp_path / "crossplay.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "maporl.studies.crossplay.result", None)
-    with pytest.raises(
-        DamagedRecord, match=r"needs maporl\.studies\.crossplay\.result, which this copy of maporl lacks"
-    ):
-        read_crossplay(tmp_path / "crossplay.json")
+        CrossPlay.from_json(shared[1])

@@ -73,18 +73,25 @@ class Row:
 
     policy: str
     utterance: Utterance
+    dialogue: Dialogue
     advantage: float
     weight: float
 
 
-def recipe_values(name: str, folder, **sections: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a recipe's own file with tiny models, without the reward that the tiny version adds."""
+def recipe_values(name: str, folder, questions: int | None = None, **sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe's own file with tiny models, without the reward that the tiny version adds.
+
+    With ``questions`` an update plays so many, and takes one step a pass.
+    """
     values = tiny_version(name, str(folder))
     if "label" in values["reward"]["sources"]:
         values["reward"]["sources"] = read_yaml(recipe_file(name)).get("reward", {}).get("sources", {"label": 1.0})
     del values["warm_start"]
     for section, changes in sections.items():
         values[section] = values.get(section, {}) | changes
+    if questions is not None:
+        values["training"]["per_device_train_batch_size"] = questions
+        one_minibatch(values)
     return values
 
 
@@ -110,12 +117,13 @@ def played(trainer: MultiAgentPPOTrainer) -> TeamUpdateBatch:
 
 def rows(batch: TeamUpdateBatch) -> list[Row]:
     """Return what every policy is trained on, in the order of its token batch."""
-    found = []
+    found, dialogues = [], {id(u): dialogue for dialogue in batch.dialogues for u in dialogue.utterances}
     for policy, tokens in batch.token_batches.items():
         for i, sample in enumerate(tokens.sample.tolist()):
             utterance = batch.samples[policy][sample].utterance
             first = tokens.advantages[i][tokens.sampled_mask[i]][0]
-            found.append(Row(policy, utterance, float(first), float(tokens.weight[i])))
+            dialogue = dialogues[id(utterance)]
+            found.append(Row(policy, utterance, dialogue, float(first), float(tokens.weight[i])))
     return found
 
 
