@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # tests start many processes, which need not compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart picture test test-newest test-oldest test-slow test-vllm test-clients check bench format reference notebooks docs package clean
+.PHONY: quickstart picture test test-core test-newest test-oldest test-slow test-vllm test-clients check bench format reference notebooks docs package clean
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -52,6 +52,11 @@ picture: $(VENV)/installed-dev
 
 test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25 -m "$(QUICK)"
+
+# those of the core alone: not of companions, of extensions, of pages, of whole systems and of hostile input
+BESIDE := contract datasets fuzz grading guard integrations loops methods reward_server sandbox serving studies system verifier
+test-core: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "$(QUICK)" $(BESIDE:%=--ignore=tests/%)
 
 # the fast tests in an environment of their own, with the newest version of everything, and with the oldest that is supported
 test-newest:

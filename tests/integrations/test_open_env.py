@@ -163,7 +163,7 @@ class TestAServerOfTools:
 
 class TestOptions:
     def test_another_machine_is_asked_for(self):
-        with pytest.raises(ConfigError, match=r"openenv: url: example.org is another machine; add network: true"):
+        with pytest.raises(ConfigError, match=r"openenv: url: example.org is another machine; set network: true"):
             OpenEnv("http://example.org")
         with pytest.raises(ConfigError, match="openenv: url: expected an address"):
             OpenEnv("http://[x")

@@ -107,7 +107,7 @@ def test_the_documented_start_on_two_machines_with_a_reward_server_on_a_third(ho
         "--set", "warm_start.steps=2", "--set", "training.use_cpu=true", "--set", "evaluation.questions=8",
         "--set", "training.per_device_train_batch_size=8", "--set", "training.gradient_accumulation_steps=1", "--set", "ppo.num_mini_batches=1",
         "--set", "reward.sources={verifier: 1.0}",
-        "--set", f"reward.verifier={{urls: ['http://{HOSTS[2]}:8502', 'http://{HOSTS[2]}:8501'], on_failure: stop}}",
+        "--set", f"reward.verifier={{urls: ['http://{HOSTS[2]}:8502', 'http://{HOSTS[2]}:8501'], on_failure: wait}}",
     ]  # fmt: skip
     with killed_at_the_end(server):
         while "running on" not in (line := server.stdout.readline()):

@@ -155,6 +155,13 @@ def test_what_cannot_be_learned_by_is_refused_before_models_load(tmp_path, algor
         check_run(settings_of(tmp_path, **agents, **{k: v for k, v in changes.items() if k not in agents}))
 
 
+def test_agents_may_differ_in_lambda_where_returns_run_through_their_own_tokens(tmp_path):
+    told = check_run(
+        settings_of(tmp_path, {"algorithm": {"ppo": {"lam": 0.5}}}, advantage={"returns": "token_agent_gae"})
+    )
+    assert any("of its own: lam 0.5" in line for line in told)
+
+
 def test_an_option_that_the_learners_of_one_algorithm_do_not_read_is_told_where_it_stands(tmp_path):
     ann, bob = ({"algorithm": GROUPS | {"ppo": GROUPS["ppo"] | {"vf_coef": 0.3}}}, {"algorithm": {"ppo": {"lam": 0.5}}})
     said = check_run(settings_of(tmp_path, ann, bob, ppo={"cliprange_value": 0.4}))

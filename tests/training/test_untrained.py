@@ -364,6 +364,9 @@ def test_check_says_who_is_credited_for_what(tmp_path, monkeypatch):
     paid = {"reward": {"sources": {"label": 1, "tidy": 0.5}}}
     (line,) = credit_lines(workshop_values(tmp_path, monkeypatch, {"pay": 1.0}, TEAM[:2], **paid))
     assert line.startswith("credit: ann: other words (tidy 0.5), not shared; bob: answers (label 1), horizon")
+    charged = {"reward": {"charges": {"tokens": {"weight": 0.1, "roles": ["bob"]}}}}
+    told = credit_lines(workshop_values(tmp_path, monkeypatch, {"told": True}, **charged))[0]
+    assert told.endswith("bob: answers (label 1), horizon discounted_sum, share all, minus 0.1 x tokens; cy: NOTHING")
     unlisted = workshop_values(tmp_path, monkeypatch, {"pay": 1.0, "listed": False, "told": True}, TEAM[:2])
     (warning,) = (line for line in check_run(from_dict(unlisted)) if "pays" in line)
     assert (
