@@ -131,7 +131,7 @@ RIGHT = {
         (r"3\pm\sqrt2", r"3+\sqrt2,3-\sqrt2"), (r"x=\pm5", "5,-5"), ("A, B", "B, A"), (r"\text{A and B}", "A, B"),
     ],
     "relations": [
-        ("x=5", "5"), ("5", "x=5"), (r"\text{Area}=12", "12"), (r"f^{-1}(x)=\frac{x-1}{2}", r"\frac{x-1}{2}"), ("5=x", "x=5"), ("y=2x+1", "2x+1"), ("2x+1", "y=2x+1"), ("y=2x+1", "2x-y+1=0"), ("f(n)=n", "f(x)=x"), ("x>3", r"(3,\infty)"),
+        (r"x+1 \equiv y", r"1+x \equiv y"), (r"x \in A+B", r"x \in B+A"), ("x=5", "5"), ("5", "x=5"), (r"\text{Area}=12", "12"), (r"f^{-1}(x)=\frac{x-1}{2}", r"\frac{x-1}{2}"), ("5=x", "x=5"), ("y=2x+1", "2x+1"), ("2x+1", "y=2x+1"), ("y=2x+1", "2x-y+1=0"), ("f(n)=n", "f(x)=x"), ("x>3", r"(3,\infty)"),
         ("3<x", "x>3"), (r"0\le x\le1", "[0,1]"), (r"x\in[0,1]", "[0,1]"), (r"(-\infty,3)\cup(3,\infty)", r"x\ne3"), (r"\mathbb{R}", r"(-\infty,\infty)"), (r"\mathbb{R}\backslash\{3\}", r"x\ne3"),
         (r"x<-1 \text{ or } x>2", r"(-\infty,-1)\cup(2,\infty)"), ("2x>4", "x>2"), ("-x<-2", "x>2"), (r"\frac12\begin{pmatrix}2\\4\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
     ],

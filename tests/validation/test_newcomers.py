@@ -149,6 +149,19 @@ def test_what_a_rule_and_a_slot_need_is_told_apart_from_letters(monkeypatch):
         must_be_protocol(protocol_with(between_turns=lambda self: ["label"])(), "protocol")
 
 
+@dataclass(frozen=True)
+class FirstTwo(Transform):
+    def apply(self, advantages, batch, config):
+        return advantages[:2]
+
+
+def test_a_transform_of_ones_own_is_tried_before_a_model_loads():
+    with pytest.raises(
+        ConfigError, match=r"FirstTwo: apply returned a tensor \[2\]; expected a tensor \[16\] of finite"
+    ):
+        from_dict({**BASE, "advantage": {**MEAN, "key": ["agent"], "post": ["test_newcomers:FirstTwo"]}})
+
+
 # -- groups of one row -------------------------------------------------------------------------------------------------
 
 FROZEN = {"agents": {"ann": {"tiny": TINY}, "bob": {"tiny": TINY, "trainable": False}}}

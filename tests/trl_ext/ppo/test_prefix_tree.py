@@ -115,6 +115,8 @@ def test_micro_batches_keep_trees_together_and_count_what_is_read():
 def test_rows_of_two_batches_share_no_line():
     parts = [build_token_batch(answers(), "cpu") for _ in range(2)]
     joint = concatenated(parts)
+    first, second = joint.trajectory.view(2, -1).tolist()
+    assert not set(first) & set(second), "nor a trajectory"
     read = joint.to_read(FAR)
     assert read.layout is not None
     owners = read.layout.row // len(parts[0])
