@@ -79,7 +79,7 @@ WRONG = {
         ("(1/2)!", "1"), (r"\lfloor i\rfloor", "i"),
         (r"\lfloor n/2\rfloor+2", r"$\lceil n / 2\rceil+1$"), (r"\lceil\log_2 n\rceil", r"$\left\lfloor\log _{2} n\right\rfloor+1$"),
         (r"\lceil 2n/3\rceil", r"$N(n)=\left\lfloor\frac{2 n}{3}\right\rfloor+1$"), (r"mn-\lceil m/2\rceil+1", r"$m n-\lfloor m / 2\rfloor$"),
-        (r"\lfloor x\rfloor", "x"), (r"\lfloor x\rfloor+1", r"\lceil x\rceil"), ("n!", "(n+1)!"), ("(-1)^n", "(-1)^{n+1}"), ("(-1)^n", "1"), (r"\binom{n}{k}", r"\binom{n}{k+1}"), (r"\begin{tabular}1\\2\end{tabular}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        (r"\lfloor x\rfloor", "x"), (r"\lfloor x\rfloor+1", r"\lceil x\rceil"), ("n!", "(n+1)!"), ("(-1)^n", "(-1)^{n+1}"), ("(-1)^n", "1"), (r"\binom{n}{k}", r"\binom{n}{k+1}"), (r"3\frac{2}{2}", "4"), (r"3\frac{5}{2}", "11/2"), (r"\begin{tabular}1\\2\end{tabular}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ],
     "options": [
         ("C) Paris", "B"), ("B) Paris or C) Rome", "B"), ("B) Rome", "(B) Paris"), ("B, C", "B"), ("not B", "B"), ("A", "B"), ("Paris", "B"),
@@ -142,7 +142,7 @@ RIGHT = {
     ],
     "whole numbers": [
         (r"\lfloor n \rfloor", "n"), ("n", r"\lfloor n \rfloor"),
-        (r"\lfloor\frac{n+1}{2}\rfloor+1", r"\lceil n/2\rceil+1"), (r"\frac{2n+1-(-1)^n}{4}", r"\lceil n/2\rceil"), (r"\frac{n!}{k!(n-k)!}", r"\binom{n}{k}"), (r"\binom{n}{k}", r"\binom{n}{n-k}"),
+        (r"\lfloor\frac{n+1}{2}\rfloor+1", r"\lceil n/2\rceil+1"), (r"\frac{2n+1-(-1)^n}{4}", r"\lceil n/2\rceil"), (r"\frac{n!}{k!(n-k)!}", r"\binom{n}{k}"), (r"\binom{n}{k}", r"\binom{n}{n-k}"), (r"\gcd(n,m)", r"\gcd(m,n)"), ("|x+|y||", "|x+|-y||"), ("101_{2}+x", "5+x"),
         (r"\lceil \log_2(n+1)\rceil", r"\lfloor\log_2 n\rfloor+1"), ("n(n-1)!", "n!"), (r"\binom{n}{2}", r"\frac{n(n-1)}{2}"), (r"\lceil x\rceil", r"-\lfloor -x\rfloor"),
     ],
     "options": [

@@ -10,9 +10,10 @@ from maporl.config.schema import BonusSection, EnvironmentSection, PenaltySectio
 from maporl.environments.base import Environment
 from maporl.environments.rooms import EnvironmentSpec, Room
 from maporl.rewards import assign_credit
-from maporl.rewards.functions import CompletionReward
+from maporl.rewards.functions import CompletionReward, with_functions
 from maporl.rewards.labels import Brevity, is_verdict, majority, verdict
 from maporl.types import Dialogue, Example, Grade, Stop, Utterance
+from trl_ext.errors import ArgumentError
 
 AGENTS = ("ann", "bob")
 
@@ -121,17 +122,27 @@ def test_brevity_is_the_share_of_tokens_that_an_answer_spares():
 
 
 def test_a_verdict_is_true_if_it_approves_a_right_draft_or_refuses_a_wrong_one():
-    def judged(draft, approved):
+    def judged(draft, approved, task=None):
         said = [
             Utterance(0, "ann", "solver", 0, 0, [], draft),
             Utterance(
                 1, "bob", "bob", 0, 1, [], "", "verifier", parents=(0,), answers=False, settles=(0,) if approved else ()
             ),
         ]
-        return verdict([Dialogue(Example("e", "1+3=", "4"), said)], Arithmetic(largest=9))[0]
+        return verdict([Dialogue(Example("e", "1+3=", "4"), said)], task or Arithmetic(largest=9))[0]
+
+    class Ungraded(Arithmetic):
+        def grade(self, example, text):
+            return Grade(text, None, "nobody knows")
 
     assert judged("4", True) == [None, 1.0] and judged("4", False) == [None, 0.0]
     assert judged("5", True) == [None, 0.0] and judged("5", False) == [None, 1.0]
+    assert judged("4", True, Ungraded()) == [None, None], "a verdict on what has no grade is neither true nor false"
+
+
+def test_a_function_with_a_parameter_that_nothing_fills_is_refused_when_it_is_given():
+    with pytest.raises(ArgumentError, match=r"missing a required argument: 'colour'"):
+        with_functions(RewardSection(), None, lambda prompts, completions, colour: [0.0], None, Arithmetic())
 
 
 def test_a_reward_function_gets_the_environments_of_an_agent_but_for_lost_ones():

@@ -140,6 +140,7 @@ def test_crediting_a_batch_again_changes_nothing():
     section = RewardSection()
     scorer = Scorer(section, build_sources(section, ["label"]), TEAM, missing_eos_penalty=0.5)
     dialogue = plan_and_answer(stop=Stop.LENGTH)
+    assert scorer.worth([dialogue], TASK) == [1.0], "a plan without a score is worth nothing"
     for _ in range(3):
         scorer.credit([dialogue], TASK)
         assert credits(dialogue) == [0.5, 1.0, None]

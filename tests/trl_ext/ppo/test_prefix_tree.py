@@ -114,6 +114,7 @@ def test_micro_batches_keep_trees_together_and_count_what_is_read():
 
 def test_rows_of_two_batches_share_no_line():
     parts = [build_token_batch(answers(), "cpu") for _ in range(2)]
+    assert torch.equal(concatenated(parts[:1]).input_ids, parts[0].input_ids)
     joint = concatenated(parts)
     first, second = joint.trajectory.view(2, -1).tolist()
     assert not set(first) & set(second), "nor a trajectory"
