@@ -73,6 +73,7 @@ def test_g_ra_gates_brevity_by_the_label(tmp_path, reward, credits, advantages):
         ({"rules": [{"gate": {"order": []}}]}, "expected the names of rewards"),
         ({"rules": [{"gate": {"order": ["label", "brief"]}}]}, "gate reads the reward 'brief', which nothing gives here"),
         ({"rules": [{"mix": {"weights": {"callees/format": 0.1}}}]}, "mix reads the reward 'format', which nothing gives"),
+        ({"rules": ["inherit"]}, "inherit needs callers, but protocol 'debate' records no callers"),
         ({"sources": {"label": 1, "brevity": 0}, "brevity": None}, r"reward.brevity: the source 'brevity' needs it; for example"),
     ],
 )  # fmt: skip
