@@ -39,7 +39,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from trl_ext import PPOv2Config, PPOv2Trainer
-    from trl_ext.trainer.loop import UpdateBatch
+    from trl_ext.trainer.update_batch import UpdateBatch
 
     torch.set_num_threads(options.threads)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))

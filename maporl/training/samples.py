@@ -12,7 +12,7 @@ from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 from trl_ext.chat.encoding import Tokenizer, encode_prompt
 from trl_ext.ppo.batch import Completion
-from trl_ext.trainer.loop import UpdateBatch
+from trl_ext.trainer.update_batch import UpdateBatch
 
 Name = tuple
 """The name of an utterance in an update. Its copies in dialogues that were forked after it have the same name."""

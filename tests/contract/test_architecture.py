@@ -289,6 +289,8 @@ import maporl
 for table in (maporl.PROTOCOLS, maporl.rewards.rules.RULES, maporl.rewards.build.SOURCES, maporl.loops.plan.BUILDERS):
     assert all(callable(table[name]) for name in table if name != "verifier")  # a model, which needs torch
 assert {{"maporl.methods.ssl", "maporl.methods.oni"}} <= set(sys.modules) and not {HEAVY!r} & set(sys.modules)
+import maporl.training.run_record  # with which maporl check describes a run
+assert "datasets" not in sys.modules, "a check waits for what training alone needs"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

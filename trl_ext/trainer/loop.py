@@ -4,9 +4,9 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -20,12 +20,11 @@ from trl_ext.files.atomic import replace_file
 from trl_ext.files.checkpoints import list_checkpoints, numbered_checkpoints
 from trl_ext.files.lock import RunLock
 from trl_ext.files.paths import below
-from trl_ext.learning.audit import AUDIT, COUNT, LEARNER, Audit, Built, Finding, Promise, VoidRun, Watch, audit
+from trl_ext.learning.audit import AUDIT, LEARNER, Audit, Built, Finding, Promise, VoidRun, Watch, audit
 from trl_ext.learning.checkpoint import RandomState, random_state, set_random_state, write_checkpoint
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.learners import Home
 from trl_ext.learning.metrics import Clock, Metrics
-from trl_ext.ppo.batch import Completion, TokenBatch
 from trl_ext.process import distributed
 from trl_ext.process.devices import reuse_memory
 from trl_ext.process.interruptions import Interruptions
@@ -33,37 +32,7 @@ from trl_ext.process.messages import tell
 from trl_ext.process.random_states import shuffled_indices
 from trl_ext.process.waits import Discarded, check
 from trl_ext.trainer.resuming import Resuming
-
-
-@dataclass
-class UpdateBatch:
-    """One batch on its way through the seams of :class:`trl_ext.trainer.loop.PPOLoop`. Each seam fills in its part.
-
-    Args:
-        number: the number of the batch in the run, from 1. All random numbers of the batch are drawn from it.
-        version: the number of updates that the sampling weights have had. It is ``number - 1`` unless sampling runs
-            ahead.
-        examples: this process's rows of a data set, or questions of a task.
-        completions: the sampled completions, with their scores after scoring. Only trainers of one policy use it.
-        token_batches: the rows that each learner is trained on, with old log-probabilities, values and advantages.
-        metrics: the statistics of the update.
-        counts: what the update counted for the audit of the run, over all processes (:mod:`trl_ext.learning.audit`).
-    """
-
-    number: int
-    version: int
-    examples: list[Any]
-    completions: list[Completion] = field(default_factory=list)
-    token_batches: dict[str, TokenBatch] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=dict)
-    counts: Metrics = field(default_factory=dict)
-
-    def count(self, metrics: Mapping[str, Metrics]) -> None:
-        """Move the counts among the ``metrics`` of learners to :attr:`counts`."""
-        for name, measured in metrics.items():
-            for key in [key for key in measured if key.startswith(COUNT)]:
-                self.counts[f"learner/{name}/{key.removeprefix(COUNT)}"] = measured.pop(key)
-
+from trl_ext.trainer.update_batch import UpdateBatch
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +40,7 @@ Batch = TypeVar("Batch", bound=UpdateBatch)
 
 
 class PPOLoop(Resuming, Trainer, Generic[Batch]):
-    """A trainer whose ``train()`` passes one :class:`trl_ext.trainer.loop.UpdateBatch` through five seams:
+    """A trainer whose ``train()`` passes one :class:`trl_ext.trainer.update_batch.UpdateBatch` through five seams:
 
         next_batch -> collect -> score -> advantage -> update -> finish_update
 

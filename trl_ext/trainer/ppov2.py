@@ -37,7 +37,7 @@ from trl_ext.sampling.options import stop_ids_of
 from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.trainer.evaluation import PPOv2Evaluation
-from trl_ext.trainer.loop import PPOLoop, UpdateBatch
+from trl_ext.trainer.loop import PPOLoop
 from trl_ext.trainer.prompts import (
     MOST_TOKENISED,
     Prompt,
@@ -51,6 +51,7 @@ from trl_ext.trainer.prompts import (
 from trl_ext.trainer.resuming import Remembers
 from trl_ext.trainer.reward_sources import RewardSources
 from trl_ext.trainer.scoring import RESERVED, RewardFunction, check_parameters, reward_name
+from trl_ext.trainer.update_batch import UpdateBatch
 
 logger = logging.getLogger(__name__)
 
