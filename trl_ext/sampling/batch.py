@@ -319,7 +319,7 @@ class Batch:
 def allowed_only(logits: Tensor, rows: Sequence[Row], ended: Sequence[bool]) -> Tensor:
     """Return the logits [B, V] of the next tokens without those that the grammar of a row does not allow, as -inf."""
     matchers = [None if over else row.matcher for row, over in zip(rows, ended, strict=True)]
-    if all(matcher is None for matcher in matchers):
+    if matchers.count(None) == len(matchers):
         return logits
     masks = next_masks(matchers, logits.shape[1])
     return maths.only_allowed_(logits.clone(), masks.to(logits.device))
