@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.config.call_options import CallTexts
-from maporl.decoding import StructuredOutput, as_written
+from maporl.decoding import StructuredOutput
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
@@ -84,10 +84,11 @@ class CallFormat:
         for number, (name, tool) in enumerate(self.tools.items()):
             if choice in ("auto", "required", name):
                 schema = tool.parameters if choice != "auto" or name in strict else {"type": "object"}
-                arguments = f"%json {json.dumps(as_written(schema))}"
                 if parts.key:
                     arguments, *more = _named_arguments(schema, f"of_{number}", parts)
                     rules += more
+                else:
+                    arguments = StructuredOutput(json_schema=schema).expression
                 bodies.append([json.dumps(name), *parts.between, arguments, *parts.after])
         rules.insert(0, "body: " + " | ".join(" ".join(body) for body in bodies))
         if choice != "auto" or content is not None:
@@ -156,7 +157,7 @@ def _named_arguments(schema: Mapping[str, Any], rule: str, parts: CallParts) -> 
         wanted.append(said + optional)
         title = "/[A-Za-z_][A-Za-z0-9_]*/" if given is None else json.dumps(name)
         if (text := _text_of(kind, shared)) is None:
-            what = [f"%json {json.dumps(as_written({**kind, **shared}))}", *parts.end]
+            what = [StructuredOutput(json_schema={**kind, **shared}).expression, *parts.end]
         elif parts.end[0].startswith("<["):  # a special token, which no text has in it
             what = [text, *parts.end]
         else:  # a text with the mark in it, or a new line around it, would be read as another one
@@ -168,24 +169,34 @@ def _named_arguments(schema: Mapping[str, Any], rule: str, parts: CallParts) -> 
     return [" ".join(wanted), *rules]
 
 
-def _text_of(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> str | None:
-    """Return the texts that a schema allows, in Lark's form, or None if it allows only what is no text."""
-    for way in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), schema):
-        if (words := way.get("$ref", "").split("/"))[0] == "#" and len(words) == 3:
-            way = shared[words[1]][words[2]]
-        values = [way["const"]] if "const" in way else way.get("enum")
-        if values is not None:
-            if texts := [json.dumps(one) for one in values if isinstance(one, str)]:
-                return f"({' | '.join(texts)})"
-        elif "string" in (way.get("type"), *(way["type"] if isinstance(way.get("type"), list) else ())):
-            text = f"/(?s:.{{{way.get('minLength', 0)},{way.get('maxLength', '')}}})/"
-            if (pattern := way.get("pattern")) is not None:
-                begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
-                around = ["" if anchored else "(?s:.*)" for anchored in (begins, ends)]
-                regex = f"({pattern[begins : len(pattern) - ends]})".join(around)
-                text = f"({StructuredOutput(regex=regex).expression} & {text})"
+def _text_of(schema: Any, shared: Mapping[str, Any], refs: int = 8) -> str | None:
+    """Return the texts that a schema allows, in Lark's form, or None if it allows no text, or names a schema that is
+    missing.
+
+    ``refs`` is how many references are followed, because they may lead round in a circle.
+    """
+    if not isinstance(schema, Mapping) or refs < 0:
+        return None
+    where, *name = str(schema.get("$ref", "")).removeprefix("#/").split("/")
+    if len(name) == 1:
+        return _text_of(shared.get(where, {}).get(name[0]), shared, refs - 1)
+    for way in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        if (text := _text_of(way, shared, refs - 1)) is not None:
             return text
-    return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        texts = [json.dumps(one) for one in values if isinstance(one, str)]
+        return f"({' | '.join(texts)})" if texts else None
+    kinds = schema.get("type")
+    if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
+        return None
+    text = f"/(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/"
+    if (pattern := schema.get("pattern")) is None:
+        return text
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
+    around = ["" if anchored else "(?s:.*)" for anchored in (begins, ends)]
+    regex = f"({pattern[begins : len(pattern) - ends]})".join(around)
+    return f"({StructuredOutput(regex=regex).expression} & {text})"
 
 
 class NativeFormat(CallFormat):

@@ -27,13 +27,13 @@ PARAMETERS = {
         "word": {"enum": ["red", "it's blue", 3]},
         "perhaps": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "list": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
-        "kind": {"$ref": "#/$defs/Kind"},
+        "kind": {"$ref": "#/$defs/Maybe"},
         "sure": {"type": "boolean"},
         "any": {"type": ["string", "null"]},
     },
     "required": ["whole", "code", "word", "sure"],
     "additionalProperties": False,
-    "$defs": {"Kind": {"enum": ["u", "v"]}},
+    "$defs": {"Kind": {"enum": ["u", "v"]}, "Maybe": {"anyOf": [{"$ref": "#/$defs/Kind"}, {"type": "null"}]}},
 }
 TOOLS = [Tool("add", "Add.", PARAMETERS, print), Tool("stop", "Stop.", {}, print)]
 GLM = ["<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>"]
@@ -113,3 +113,11 @@ def test_what_named_arguments_cannot_be_held_to_is_refused_by_name():
     form.tools["add"] = Tool("add", "Add.", {"type": "object", "properties": {}, "minProperties": 1}, print)
     with pytest.raises(ConfigError, match=r"minProperties cannot be held to .*call_format: json"):
         form.grammar("required", (), None)
+
+
+@pytest.mark.parametrize("kind", [{"$ref": "#/$defs/Gone"}, {"$ref": "#/$defs/Loop"}, {"$ref": "#/properties/a"}, True])
+def test_a_schema_in_which_no_text_is_found_is_held_to_as_json(kind):
+    form, _ = format_of("qwen3_5_nothink")
+    parameters = {"type": "object", "properties": {"a": kind}, "$defs": {"Loop": {"$ref": "#/$defs/Loop"}}}
+    form.tools = {"add": Tool("add", "Add.", parameters, print)}
+    assert '"a" ">\\n" %json {' in form.grammar("required", (), None)

@@ -1,7 +1,6 @@
 """Rows of one batch go through different adapters of one base (trl_ext/models/lora_sampling.py), each as if it were
 alone."""
 
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -11,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from tiny_models import build, lively
 
+from trl_ext.learning.policy import Policy
 from trl_ext.models.lora_sampling import mixed, mixes
 from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.request import Draw, TokenRequest
@@ -132,16 +132,8 @@ def test_on_a_cpu_float32_adapters_are_merged_and_half_precision_ones_share_a_ba
 def test_two_policies_of_one_batch_each_answer_by_their_own_adapter(tiny):
     model, tokenizer = tiny("llama")
     shared = team(lively(model), {"ann": lora(), "bob": lora()})
-
-    class Policy:
-        def __init__(self, name):
-            self.name, self.adapter, self.model, self.tokenizer = name, name, shared, tokenizer
-
-        def active(self):
-            shared.set_adapter(self.name)
-            return nullcontext(shared)
-
-    engine = OwnWeights({name: Policy(name) for name in ("ann", "bob")}, 8, adapters="mixed")
+    policies = {name: Policy(name, shared, tokenizer, name) for name in ("ann", "bob")}
+    engine = OwnWeights(policies, 8, adapters="mixed")
     asked = [TokenRequest(name, PROMPTS[0], Draw(12, 1.0), (7,)) for name in ("ann", "bob")]
     ann, bob = engine.together(asked, "mixed")
     assert [engine.together([one], "mixed")[0].ids for one in asked] == [ann.ids, bob.ids] and ann.ids != bob.ids
