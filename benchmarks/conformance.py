@@ -35,9 +35,10 @@ from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_tokenizer
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.models.adapters import adapter_parameters
-from trl_ext.models.lora_sampling import merged, merges, mixes
+from trl_ext.models.lora_sampling import mixes
 from trl_ext.models.weights import read_adapter
 from trl_ext.sampling.engine import Ready
+from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.sample import sample
 from trl_ext.trainer.ppov2 import Sampler
 
@@ -180,8 +181,7 @@ CONV1D = ("LoraConfig", "AdaLoraConfig", "IA3Config", "VeraConfig")
 """The options of PEFT that know the linear layers of GPT-2, whose weights are transposed."""
 CRITICS = ("head", "adapter", "model", "none")
 PATHS = ("own", "mixed", "plain")
-"""How completions are sampled: as the trainer does (merged where that suits), in a batch of several adapters, or as it
-is."""
+"""How completions are sampled: as the trainer does, in a batch of several adapters if that suits, or as it is."""
 
 
 @dataclass(frozen=True)
@@ -325,10 +325,12 @@ class Way(Sampler):
 
     def _sampled(self, requests):
         model, adapter = self.learner.model, self.learner.adapter
+        if self.way == "own":
+            engine = OwnWeights({self.learner.name: self.learner.policy}, len(requests), keep_states=False)
+            return [ready.result() for ready in engine.submit(requests)]
         if self.way == "mixed" and mixes(model, adapter):
             return sample(model, requests, batch_size=len(requests), adapters={requests[0].policy: adapter})
-        merge = self.way == "own" and merges(model, adapter)
-        with merged(model, adapter) if merge else self.learner.policy.active() as base:
+        with self.learner.policy.active() as base:
             return sample(base, requests, batch_size=len(requests))
 
 
@@ -517,8 +519,8 @@ tiny or have images or sound, and were not tried. They are checked at the start 
 - In its first minibatch a learner's ratios must be 1 and its KL divergence 0, to 1e-6 in float32 and 5e-3 in half precision. Otherwise the
   run ends with the name of the first layer whose output differs between two forwards.
 - In the first update, samples and training must agree: `engine_gap` is at most 0.1 nats a token, or 0.3 in half precision.
-- An adapter is merged into its weights, or answers in one batch with others, only if it consists of the two matrices of linear layers, and if
-  both ways give the same logits with noise on it. Otherwise it is run as it is. vLLM gets such adapters only.
+- An adapter answers in one batch with others only if it consists of the two matrices of linear layers, and if both ways give the same
+  logits with noise on it. Otherwise it is run as it is. vLLM gets such adapters only.
 - Positions and padding are counted as the model counts them, which a few short forwards show. Where padding would count, only prompts of
   one length are sampled together.
 - The cache of a conversation is kept between turns only if it is keys and values alone, and if padding may stand in it. Where rows that are

@@ -25,13 +25,12 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
 VARIANTS = {
-    "naive": {"adapters": "plain", "states": False, "prefixes": False},
-    "adapters merged": {"adapters": "merged", "states": False, "prefixes": False},
-    "agents in one batch": {"adapters": "mixed", "states": False, "prefixes": False},
-    "and states kept": {"adapters": "mixed", "states": True, "prefixes": False},
-    "and conversations read once": {"adapters": "mixed", "states": True, "prefixes": True},
+    "naive": {"mixed": False, "states": False, "prefixes": False},
+    "agents in one batch": {"mixed": True, "states": False, "prefixes": False},
+    "and states kept": {"mixed": True, "states": True, "prefixes": False},
+    "and conversations read once": {"mixed": True, "states": True, "prefixes": True},
 }
-"""How adapters sample (merged ones need float32), and whether the KV cache is kept and rows share prefixes."""
+"""Whether adapters sample in one batch, and whether the KV cache is kept and rows share prefixes."""
 
 
 def parse() -> argparse.Namespace:
@@ -90,7 +89,7 @@ def once(options: argparse.Namespace) -> dict:
     task = Arithmetic(operation="times", largest=99, template="What is {a}*{b}? Think, then answer with the number.")
     odd = {"label": lambda dialogues, task: [[float(sum(u.response_ids) % 7) for u in d.utterances] for d in dialogues]}
     trainer = MultiAgentPPOTrainer(args, team, task, Debate(turns=options.turns), None, RewardSection(), sources=odd)
-    tokens = OwnWeights(team.policies, 64, keep_states=variant["states"], adapters=variant["adapters"])
+    tokens = OwnWeights(team.policies, 64, keep_states=variant["states"], mix=variant["mixed"])
     trainer.engines["transformers"] = TextEngine(team.policies, tokens, options.new_tokens)
     read: list[int] = []
     build = trainer.learning.token_batches

@@ -7,21 +7,25 @@ over the batch with a loss, a backward pass and a step of AdamW each. It is comp
 one forward without gradients, and four times ``model(...)`` with logits for the completions only, their cross-entropy,
 ``backward()``, clipping, and a fused AdamW over the weights as they are (half-precision weights have float32 masters in
 an update, and none here). ``trainer.collect`` is compared with ``model.generate`` on the same prompts, for as many
-tokens. All run in turn in one process. FLOPs are counted as 6 for every parameter and every token read with gradients.
-The table has medians over the rounds after a first one, which warms up.
+tokens, and a batch of three LoRA adapters of rank 16, each with these prompts, with three calls of ``generate``, each
+with one adapter switched on. All run in turn in one process. FLOPs are counted as 6 for every parameter and every token
+read with gradients. The table has medians over the rounds after a first one, which warms up.
 """
 
 import argparse
+import copy
 import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 
 from machine import machine
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
 PASSES = 4
+ADAPTERS = ("ann", "bob", "cyd")
 
 
 def main() -> None:
@@ -36,15 +40,25 @@ def main() -> None:
     options = parser.parse_args()
 
     import torch
+    from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from trl_ext import PPOv2Config, PPOv2Trainer
+    from trl_ext.learning.policy import Policy
+    from trl_ext.sampling.own_weights import OwnWeights
+    from trl_ext.sampling.request import Draw, TokenRequest
     from trl_ext.trainer.update_batch import UpdateBatch
 
     torch.set_num_threads(options.threads)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
+    lora = LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False)
+    adapted = get_peft_model(copy.deepcopy(model), lora, adapter_name=ADAPTERS[0], autocast_adapter_dtype=False)
+    for name in ADAPTERS[1:]:
+        adapted.add_adapter(name, lora, autocast_adapter_dtype=False)
+    policies = {name: Policy(name, adapted.eval(), tokenizer, name) for name in ADAPTERS}
+    engine = OwnWeights(policies, keep_states=False)
     generator = torch.Generator().manual_seed(0)
     shape = (options.batch, options.prompt_len)
     prompts = torch.randint(100, min(model.config.vocab_size, 40_000), shape, generator=generator)
@@ -64,15 +78,24 @@ def main() -> None:
     def sampled() -> UpdateBatch:
         return trainer.score(trainer.collect(trainer.next_batch()))
 
-    def generated() -> None:
+    def generated(by=model) -> None:
         config = GenerationConfig(
             do_sample=True, top_k=0, max_new_tokens=options.response_len, min_new_tokens=options.response_len,
             pad_token_id=tokenizer.eos_token_id,
         )  # fmt: skip
         ids = prompts.to(device)
-        model.eval()
+        by.eval()
         with torch.no_grad():
-            model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+            by.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+
+    def generated_by_each() -> None:
+        for name in ADAPTERS:
+            adapted.set_adapter(name)
+            generated(adapted)
+
+    def sampled_together() -> None:
+        draw = Draw(options.response_len, 1.0)
+        engine.submit([TokenRequest(name, ids, draw) for name in ADAPTERS for ids in prompts.tolist()])
 
     def updated(scored: UpdateBatch) -> UpdateBatch:
         return trainer.update(trainer.advantage(scored))
@@ -99,7 +122,7 @@ def main() -> None:
             torch.cuda.synchronize()
         return time.perf_counter() - started, result
 
-    times: dict[str, list[float]] = {"update": [], "bare": [], "collect": [], "generate": []}
+    times: dict[str, list[float]] = defaultdict(list)
     for number in range(options.rounds + 1):
         collect, scored = timed(sampled)
         update, batch = timed(updated, scored)
@@ -109,6 +132,8 @@ def main() -> None:
             "generate": timed(generated)[0],
             "bare": timed(bare, rows.input_ids)[0],
             "update": update,
+            "together": timed(sampled_together)[0],
+            "each": timed(generated_by_each)[0],
         }
         trainer.finish_update(batch)
         for name, value in measured.items() if number else ():
@@ -131,6 +156,11 @@ def main() -> None:
     print(
         f"| rollout, tokens/s | {tokens / middle['collect']:.0f} | {tokens / middle['generate']:.0f} | "
         f"{middle['generate'] / middle['collect']:.0%} |"
+    )
+    tokens *= len(ADAPTERS)
+    print(
+        f"| rollout of {len(ADAPTERS)} adapters, tokens/s | {tokens / middle['together']:.0f} | "
+        f"{tokens / middle['each']:.0f} | {middle['each'] / middle['together']:.0%} |"
     )
 
 

@@ -53,7 +53,6 @@ from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learning import learner
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.policy import Policy
-from trl_ext.models.lora_sampling import merged
 from trl_ext.ppo import maths
 from trl_ext.ppo.advantages import assign_advantages
 from trl_ext.ppo.batch import Completion, GlobalBatch
@@ -479,16 +478,7 @@ def adapters(run: Run) -> None:
             model.set_adapter(name)
             sample(model.get_base_model(), asked(prompts[:16], most))
 
-    def in_weights() -> None:
-        for name in names:
-            with merged(model, name) as base:
-                sample(base, asked(prompts[:16], most))
-
-    ways = {
-        "mixed": lambda: sample(model, asked(prompts, most, policies=names), adapters=own),
-        "plain": plain,
-        "merged": in_weights,
-    }
+    ways = {"mixed": lambda: sample(model, asked(prompts, most, policies=names), adapters=own), "plain": plain}
     run.figures["adapters.tokens_s"] = {
         way: 48 * most.max_tokens / min(run.timed(call)[0] for _ in range(2)) for way, call in ways.items()
     }

@@ -10,7 +10,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from trl_ext.sampling.engine import TokenEngine
 from trl_ext.sampling.kv_cache import KVCache
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.own_weights import OwnWeights, Weights
+from trl_ext.sampling.packed_weights import packed
 from trl_ext.sampling.request import TokenRequest
 from trl_ext.sampling.sample import rows_may_join, rows_of
 
@@ -56,9 +57,7 @@ class ContinuousWeights(TokenEngine):
     continuous = True
 
     def __init__(self, policies: Mapping[str, Weights], batch_size: int | None = None, thread: Threads | None = None):
-        # several float32 adapters on a CPU would be merged one after the other, and not share a batch
-        adapters = "mixed" if len(policies) > 1 else "auto"
-        self.weights = OwnWeights(policies, batch_size, keep_states=False, adapters=adapters)  # type: ignore[arg-type]
+        self.weights = OwnWeights(policies, batch_size, keep_states=False)
         self._new: queue.SimpleQueue[Asked] = queue.SimpleQueue()
         self._groups: dict[tuple[str, Any], _Group] = {}
         self._group_of: dict[str, _Group] = {}
@@ -129,11 +128,12 @@ class _Group:
         self.kept = KVCache(most if free is None else min(most, free // 8))
         self.adapters: dict[str, str] | None = None
         self.choose: Any = None
-        self._held, self._merged = ExitStack(), None
+        self._held = ExitStack()
         if how == "mixed":
             members = [one for one in weights.policies.values() if weights.group(one) == weights.group(policy)]
             self.adapters = {one.name: str(one.adapter) for one in members}
             self.choose = self._held.enter_context(mixed(policy.model, self.adapters.values()))
+        self._held.enter_context(packed(base_of(policy.model)))
 
     @property
     def busy(self) -> bool:
@@ -150,7 +150,7 @@ class _Group:
         if self.batch is not None and gone:
             rows = zip(self.batch.rows, self.batch.ended, strict=True)
             self.batch.ended = [over or id(row) in gone for row, over in rows]
-        with self._opened() as model:
+        with nullcontext(self.policy.model) if self.how == "mixed" else self.policy.active() as model:
             self._take_in(model)
             if self.batch is not None and not self.batch.advance():
                 self.batch = None
@@ -199,14 +199,6 @@ class _Group:
         self.running = []
         for (_, future), one in zip(asked, sampled, strict=True):
             _settle(future, one)
-
-    def _opened(self) -> AbstractContextManager[Any]:
-        """Return what opens the model that reads the rows. One whose adapter is merged stays so."""
-        if self.how == "plain":
-            return self.policy.active()
-        if self.how == "merged" and self._merged is None:
-            self._merged = self._held.enter_context(self.weights.opened(self.policy, self.how))
-        return nullcontext(self.policy.model if self.how == "mixed" else self._merged)
 
 
 def _fail(future: "Future[Sampled]", error: Exception) -> None:

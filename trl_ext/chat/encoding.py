@@ -152,9 +152,12 @@ def with_names(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
 
     The name of a result is that of its tool, and stays.
     """
-    mark, named = new_mark(), [message["role"] != "tool" and "name" in message for message in messages]
+    named = [message["role"] != "tool" and "name" in message for message in messages]
+    if not any(named):
+        return messages
+    mark = new_mark()
     roles = [{"role": role, "content": ".", "name": mark} for role in ("user", "assistant")]
-    if not any(named) or render(tokenizer, roles, False).count(mark) == len(roles):
+    if render(tokenizer, roles, False).count(mark) == len(roles):
         return messages
     written = [{**one, "content": f"{one.get('name')}: {one['content']}"} for one in messages]
     return [new if has else old for has, new, old in zip(named, written, messages, strict=True)]

@@ -1,12 +1,10 @@
-"""Sample through LoRA adapters of one base: one adapter merged into the weights, or a batch whose rows go through
-different ones.
+"""Sample through LoRA adapters of one base: a batch whose rows go through different ones.
 
 PEFT can read such a batch too (``adapter_names``). It picks each adapter's rows out of the batch in every layer, which
 takes many small operations. Here a layer multiplies with the matrices of all adapters side by side, and a mask keeps
 of each row what its own adapter gives. That is two products a layer, whatever the number of adapters.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -42,50 +40,6 @@ def matrices(model: PeftModel, adapter: str) -> list[Any] | None:
     return layers if ids and ids == {id(p) for p in adapter_parameters(model, adapter).values()} else None
 
 
-def merges(model: Any, adapter: str | None) -> bool:
-    """Return whether :func:`merged` suits ``adapter``: it must be a LoRA of linear layers on weights that compute in
-    float32.
-
-    In half precision, and in mixed precision, the sums would be rounded. A weight of 1 has neighbours 0.004 away in
-    bfloat16, so a small adapter would vanish, and the samples would come from the base model. A weight that another
-    module shares, such as that of a tied head, would change there too. What both ways compute is compared once.
-    """
-    if not isinstance(model, PeftModel) or adapter is None or (layers := matrices(model, adapter)) is None:
-        return False
-    weights = [layer.base_layer.weight for layer in layers]
-    if torch.is_autocast_enabled(weights[0].device.type):
-        return False
-    places = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-    if any(weight.dtype != torch.float32 or places[id(weight)] > 1 for weight in weights):
-        return False
-
-    def compared(ids: torch.Tensor) -> torch.Tensor:
-        with merged(model, adapter) as base:
-            return base(input_ids=ids).logits
-
-    return _agrees(model, [adapter], "merged", compared)
-
-
-@contextmanager
-def merged(model: PeftModel, adapter: str) -> Iterator[Any]:
-    """Yield the base model with ``adapter`` added to its weights. It samples as fast as the base model alone.
-
-    The sums are new tensors that replace the weights. The old weights are put back at the end, so they do not drift.
-    The sums take as much memory as the layers that have an adapter.
-    """
-    originals = []
-    try:
-        for layer in _layers(model, adapter):
-            weight = layer.get_base_layer().weight
-            originals.append((weight, weight.data))
-            weight.data = weight.data + layer.get_delta_weight(adapter)
-        with model.disable_adapter():
-            yield model.get_base_model()
-    finally:
-        for weight, data in originals:
-            weight.data = data
-
-
 def _layers(model: PeftModel, adapter: str) -> list[Any]:
     return [m for m in model.modules() if isinstance(m, LoraLayer) and adapter in m.lora_A]
 
@@ -109,13 +63,11 @@ def mixes(model: Any, adapter: str | None) -> bool:
     if any(layer is base.get_output_embeddings() for layer in layers):
         return False
 
-    def compared(ids: Tensor) -> Tensor:
-        with mixed(model, [adapter]) as choose:
-            choose(rows)
-            return base(input_ids=ids.expand(len(rows), -1)).logits
-
-    rows = [adapter, None, adapter]  # what belongs to a row must not depend on the rows beside it
-    return _agrees(model, rows, "mixed", compared)
+    answers = _known.setdefault(model, {})
+    key = (adapter, _rounded(model))
+    if key not in answers:
+        answers[key] = _agrees(model, adapter)
+    return answers[key]
 
 
 class _Rows:
@@ -184,32 +136,14 @@ def _forward(layer: Any, rows: _Rows) -> Callable[..., Tensor]:
     return forward
 
 
-# -- comparison with the plain way, once for each, before anything is sampled by another one ---------------------------
+# -- comparison with the plain way, once for each adapter, before anything is sampled in a batch ----------------------
 
 _MOST_TOKENS = 12
 _EXACT, _ROUNDED = 1e-3, 0.2
-"""The largest difference of logits, as a share of what the adapters change in them, in float32 and in half precision.
+"""The largest difference of logits, as a share of what the adapter changes in them, in float32 and in half precision.
 """
 
 _known: WeakKeyDictionary = WeakKeyDictionary()
-
-
-def _agrees(model: PeftModel, rows: Sequence[str | None], way: str, read: Callable[[Tensor], Tensor]) -> bool:
-    """Return whether ``read`` gives the logits that ``model`` gives with the adapter of each row switched on.
-
-    A new adapter changes nothing, so both are asked with noise on its weights, which are restored exactly.
-
-    Args:
-        model: the model, whose weights are whole.
-        rows: the adapter of each row that is read, or None for the base alone.
-        way: the name of the other way. The answer for a way and rows is remembered.
-        read: takes ids [1, T], and returns logits [N, T, V] by the other way.
-    """
-    answers = _known.setdefault(model, {})
-    key = (way, tuple(rows), _rounded(model))
-    if key not in answers:
-        answers[key] = _compare(model, rows, read)
-    return answers[key]
 
 
 def _rounded(model: PeftModel) -> bool:
@@ -219,25 +153,28 @@ def _rounded(model: PeftModel) -> bool:
 
 
 @torch.no_grad()
-def _compare(model: PeftModel, rows: Sequence[str | None], read: Callable[[Tensor], Tensor]) -> bool:
+def _agrees(model: PeftModel, adapter: str) -> bool:
+    """Return whether a batch gives the logits that ``model`` gives with the adapter of each row switched on.
+
+    A new adapter changes nothing, so both are asked with noise on its weights, which are restored exactly.
+    """
     base = base_of(model)
     device = next(base.parameters()).device
     if device.type == "meta":
         return False
     size = base.config.get_text_config().vocab_size
     ids = torch.linspace(0, size - 1, min(size, _MOST_TOKENS), device=device).long()[None]
-    adapters = [adapter for adapter in dict.fromkeys(rows) if adapter is not None]
-    plain: dict[str | None, Tensor] = {}
-    with switches_restored(model), evaluating(model), shaken(model, adapters):
-        for adapter in adapters:
-            model.set_adapter(adapter)
-            plain[adapter] = base(input_ids=ids).logits[0].float()
+    rows = [adapter, None, adapter]  # what belongs to a row must not depend on the rows beside it
+    with switches_restored(model), evaluating(model), shaken(model, [adapter]):
+        model.set_adapter(adapter)
+        adapted = base(input_ids=ids).logits[0].float()
         with model.disable_adapter():
-            plain[None] = base(input_ids=ids).logits[0].float()
+            plain = base(input_ids=ids).logits[0].float()
         try:
-            other = read(ids).float()
+            with mixed(model, [adapter]) as choose:
+                choose(rows)
+                found = base(input_ids=ids.expand(len(rows), -1)).logits.float()
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
             return False  # this model cannot be read that way
-    effect = max(float((plain[adapter] - plain[None]).abs().max()) for adapter in adapters)
-    gap = float((torch.stack([plain[adapter] for adapter in rows]) - other).abs().max())
-    return gap <= (_ROUNDED if _rounded(model) else _EXACT) * effect
+    gap = float((torch.stack([adapted, plain, adapted]) - found).abs().max())
+    return gap <= (_ROUNDED if _rounded(model) else _EXACT) * float((adapted - plain).abs().max())

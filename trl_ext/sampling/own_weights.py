@@ -1,15 +1,14 @@
 """The engine of tokens that samples from the models of this process."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
-from peft import PeftModel
 
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.models.forward import base_of
-from trl_ext.models.lora_sampling import merged, merges, mixes
+from trl_ext.models.lora_sampling import mixes
 from trl_ext.models.shape import Shape
 from trl_ext.ppo.options import BATCH_ROWS
 from trl_ext.process.devices import free_bytes
@@ -19,7 +18,6 @@ from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 from trl_ext.sampling.sample import sample
 
-Adapters = Literal["auto", "mixed", "merged", "plain"]
 MOST_ROWS = 256
 """The most rows that are sampled at a time because memory is free."""
 
@@ -68,11 +66,9 @@ class OwnWeights(TokenEngine):
             change each other's rounding, and so their tokens: give a number where other programs share the device.
         batch_tokens: the most tokens of a batch, padding included (:func:`trl_ext.sampling.sample.sample`).
         keep_states: whether to keep the KV cache of a conversation between its turns, until :meth:`release`.
-        adapters: how LoRA policies of one base answer. ``mixed``: in one batch, with each row through its own adapter.
-            A step of decoding then reads the base's weights once for all of them. ``merged``: one after the other, each
-            merged into the weights, which must be float32. ``plain``: one after the other. ``auto`` is ``merged`` for
-            float32 weights on a CPU, and ``mixed`` for several policies otherwise. What does not suit an adapter is
-            ``plain``.
+        mix: whether LoRA policies of one base answer in one batch, with each row through its own adapter, where
+            :func:`trl_ext.models.lora_sampling.mixes` allows it. A step of decoding then reads the base's weights once
+            for all of them. Otherwise they answer one after the other.
         keep_states_gib: the most GiB of kept KV cache (:class:`trl_ext.sampling.kv_cache.KVCache`).
     """
 
@@ -82,10 +78,10 @@ class OwnWeights(TokenEngine):
         batch_size: int | None = None,
         batch_tokens: int | None = None,
         keep_states: bool = True,
-        adapters: Adapters = "auto",
+        mix: bool = True,
         keep_states_gib: float | None = None,
     ):
-        self.policies, self.batch_size, self.batch_tokens, self.adapters = policies, batch_size, batch_tokens, adapters
+        self.policies, self.batch_size, self.batch_tokens, self.mix = policies, batch_size, batch_tokens, mix
         budget = None if keep_states_gib is None else int(keep_states_gib * 2**30)
         self.kv_cache: KVCache | None = KVCache(budget) if keep_states else None
         self._free: dict[torch.device, int | None] = {}  # bytes, when this first sampled there
@@ -119,14 +115,10 @@ class OwnWeights(TokenEngine):
 
     def group(self, policy: Weights) -> tuple[str, Any]:
         """Return how the policy answers, and with which others: policies of one group answer in one batch."""
-        fitting = {"merged": merges, "mixed": mixes}
-        on_cpu = next(policy.model.parameters()).device.type == "cpu"
-        wanted = ["merged"] * on_cpu + ["mixed"] * (len(self.policies) > 1)
-        if self.adapters != "auto":
-            wanted = [self.adapters]
-        for how in wanted:
-            if how in fitting and fitting[how](policy.model, policy.adapter):
-                return how, id(policy.model) if how == "mixed" else policy.name
+        # a single adapter on an accelerator was not measured
+        pays = len(self.policies) > 1 or next(policy.model.parameters()).device.type == "cpu"
+        if self.mix and policy.adapter is not None and pays and mixes(policy.model, policy.adapter):
+            return "mixed", id(policy.model)
         return "plain", policy.name
 
     def rows(self, model: Any, requests: Sequence[TokenRequest]) -> int:
@@ -145,20 +137,13 @@ class OwnWeights(TokenEngine):
         """Sample the completions of one group, which answers ``how``."""
         names = {request.policy for request in requests}
         first = self.policies[requests[0].policy]
-        adapters = {name: str(self.policies[name].adapter) for name in names}
-        mixed = len(adapters) > 1
-        with self.opened(first, how) as model:
+        with nullcontext(first.model) if how == "mixed" else first.active() as model:
             return sample(
-                first.model if mixed else model,
+                model,
                 requests,
                 {name: self.policies[name].tokenizer for name in names},
                 self.rows(first.model, requests),
                 self.batch_tokens,
-                adapters if mixed else None,
+                {name: str(self.policies[name].adapter) for name in names} if how == "mixed" else None,
                 self.kv_cache,
             )
-
-    def opened(self, policy: Weights, how: str) -> AbstractContextManager[Any]:
-        """Return what opens the model in which ``policy`` answers ``how``."""
-        merge = how == "merged" and isinstance(policy.model, PeftModel)
-        return merged(policy.model, str(policy.adapter)) if merge else policy.active()

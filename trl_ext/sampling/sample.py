@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings
-from trl_ext.models.forward import base_of, length_regimes, logits_of, reading_of
+from trl_ext.models.forward import base_of, logits_of, reading_of
 from trl_ext.models.lora_sampling import mixed
 from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
@@ -25,6 +25,7 @@ from trl_ext.sampling.batch import Batch, Choose, Row, allowed_only, draw, unifo
 from trl_ext.sampling.grammar import GrammarError, grammars_of
 from trl_ext.sampling.kv_cache import KVCache, plain_states
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.packed_weights import FEWEST_STEPS, packed
 from trl_ext.sampling.request import Draw, TokenRequest
 
 
@@ -66,14 +67,17 @@ def sample(
     if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
         states = None  # sliding windows count columns, and kept states have padding between them
     rows = rows_of(requests, base, tokenizers, adapters)
-    with _clean_generation(model), mixed(model, adapters.values()) if adapters else nullcontext() as choose:
+    steps = max([request.draw.max_tokens for request in requests], default=0)
+    choosing = mixed(model, adapters.values()) if adapters else nullcontext()
+    packing = packed(base) if steps >= FEWEST_STEPS else nullcontext()
+    with _clean_generation(model), choosing as choose, packing:
         if plain == "no":
             left = [row for row in rows if not row.stops()]
             for alike in _alike(left, reading.padding) if reading.rows else [[row] for row in left]:
                 for batch in _batches(alike, batch_size, batch_tokens):
                     _generate_by_transformers(model, batch, choose)
         else:
-            for part in _in_regimes(rows, length_regimes(base)):
+            for part in _in_regimes(rows, reading.regimes):
                 _take_states(part, states)
                 for equal in [part] if reading.padding else _equally_long(part):
                     for batch in _batches(equal, batch_size, batch_tokens):
@@ -113,11 +117,11 @@ def rows_may_join(base: Any) -> bool:
     and values, padded or not, and its angles of positions do not depend on lengths."""
     reading = reading_of(base)
     plain = reading.cached and reading.padding and reading.gaps and plain_states(base) == "everywhere"
-    return plain and not length_regimes(base)
+    return plain and not reading.regimes
 
 
 def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
-    """Yield the rows that are sampled by the same angles of positions, for as long as they are (``length_regimes``)."""
+    """Yield the rows that are sampled by the same angles of positions, for as long as they are."""
     # a row that grows beyond a regime goes on in the next one, without its cache, as in the generation of transformers
     for number, longest in enumerate([*regimes, None]):
         here = []
@@ -221,7 +225,8 @@ class _Choice(LogitsProcessor):
             for row, token, over in zip(self.rows, input_ids[:, -1].tolist(), ended, strict=True):
                 if row.matcher is not None and not over:
                     row.matcher.consume_token(token)
-        scores = allowed_only(scores, self.rows, ended)
+        if not all(ended):
+            scores = allowed_only(scores, self.rows, ended)
         numbers = torch.stack([row[step] for row in self.numbers]).to(scores.device) if self.numbers else None
         tokens, logprobs = draw(scores, self.decoding, numbers)
         if logprobs is not None:

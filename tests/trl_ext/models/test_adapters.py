@@ -29,7 +29,7 @@ from trl_ext.models.adapters import (
     set_state,
     shared_parameters,
 )
-from trl_ext.models.lora_sampling import matrices, merges, mixes
+from trl_ext.models.lora_sampling import matrices, mixes
 from trl_ext.models.weights import WeightsError, add_adapter, read_adapter
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
@@ -227,34 +227,33 @@ def test_past_weights_and_weights_that_travel_are_all_of_an_adapter(method):
 
 @pytest.mark.parametrize(
     ("method", "how"),
-    [("LoRA", "both"), ("LoRA, embeddings", ""), ("LoRA, lora_bias", ""), ("LoRA, trained tokens", ""), ("IA3", ""),
-     ("LoRA, modules_to_save", ""), ("DoRA", ""), ("LoRA, tied head", "merged"), ("VeRA", "")],
+    [("LoRA", True), ("LoRA, embeddings", False), ("LoRA, lora_bias", False), ("LoRA, trained tokens", False),
+     ("IA3", False), ("LoRA, modules_to_save", False), ("DoRA", False), ("LoRA, tied head", False), ("VeRA", False)],
 )  # fmt: skip
-def test_only_what_is_all_of_an_adapter_is_merged_or_mixed(method, how):
+def test_only_what_is_all_of_an_adapter_is_mixed(method, how):
     model = adapted(build("llama")[0], method)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = {"merged": merges(model, "default"), "mixed": mixes(model, "default")}
-    assert found == {way: how in ("both", way) for way in found}
+    assert mixes(model, "default") is how
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), "restored to the bit"
 
 
-def test_a_tied_head_and_experts_parameters_are_not_merged(monkeypatch):
+def test_a_tied_head_and_experts_parameters_are_not_mixed(monkeypatch):
     for kind, more, options in (
         ("llama", {"tie_word_embeddings": True}, {"target_modules": ["q_proj", "lm_head"]}),
         ("mixtral", {}, {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]}),
     ):
         monkeypatch.setitem(MORE, kind, MORE.get(kind, {}) | more)
         model = get_peft_model(build(kind)[0], LoraConfig(task_type="CAUSAL_LM", **options))
-        assert not merges(model, "default") and not mixes(model, "default")
+        assert not mixes(model, "default")
 
 
-def test_a_model_that_reads_its_layers_weights_itself_is_not_merged():
+def test_a_model_that_reads_its_layers_weights_itself_is_not_mixed():
     """The comparison of logits finds what no look at PEFT's layers can."""
     model = get_peft_model(build("llama")[0], LoraConfig(**CHANGED))
     layer = model.get_base_model().model.layers[0].self_attn.q_proj
     layer.forward = lambda x, *_, **__: torch.nn.functional.linear(x, layer.weight)  # as Mamba reads its dt_proj
     assert matrices(model, "default") is not None
-    assert not merges(model, "default") and not mixes(model, "default")
+    assert not mixes(model, "default")
 
 
 def test_vllm_is_given_only_what_it_computes():

@@ -117,23 +117,25 @@ def test_an_adapter_of_the_head_and_those_of_experts_read_alone(tiny):
     assert not mixes(shared, "bob")
 
 
-@pytest.mark.parametrize(("dtype", "how"), [(torch.bfloat16, "mixed"), (torch.float32, "merged")])
-def test_on_a_cpu_float32_adapters_are_merged_and_half_precision_ones_share_a_batch(tiny, dtype, how):
-    class Policy:
-        def __init__(self, name):
-            self.name, self.adapter, self.model = name, name, shared
-
-    shared = team(build(tiny, "llama")[0], {"ann": lora(), "bob": lora()}).to(dtype)
-    engine = OwnWeights({name: Policy(name) for name in ("ann", "bob")}, 8)
-    groups = {engine.group(Policy(name)) for name in ("ann", "bob")}
-    assert {way for way, _ in groups} == {how} and len(groups) == (1 if how == "mixed" else 2)
+def test_adapters_of_one_base_share_a_batch_unless_told_otherwise(tiny):
+    model, tokenizer = tiny("llama")
+    shared = team(model, {"ann": lora(), "bob": lora()})
+    policies = {name: Policy(name, shared, tokenizer, name) for name in ("ann", "bob")}
+    assert {OwnWeights(policies).group(one) for one in policies.values()} == {("mixed", id(shared))}
+    apart = OwnWeights(policies, mix=False)
+    assert [apart.group(one) for one in policies.values()] == [("plain", "ann"), ("plain", "bob")]
+    # alone, a CPU mixes it still, and elsewhere PEFT's own way is taken
+    alone = Policy("ann", shared, tokenizer, "ann")
+    assert OwnWeights({"ann": alone}).group(alone)[0] == "mixed"
+    shared.to("meta")
+    assert OwnWeights({"ann": alone}).group(alone) == ("plain", "ann")
 
 
 def test_two_policies_of_one_batch_each_answer_by_their_own_adapter(tiny):
     model, tokenizer = tiny("llama")
     shared = team(lively(model), {"ann": lora(), "bob": lora()})
     policies = {name: Policy(name, shared, tokenizer, name) for name in ("ann", "bob")}
-    engine = OwnWeights(policies, 8, adapters="mixed")
+    engine = OwnWeights(policies, 8)
     asked = [TokenRequest(name, PROMPTS[0], Draw(12, 1.0), (7,)) for name in ("ann", "bob")]
     ann, bob = engine.together(asked, "mixed")
     assert [engine.together([one], "mixed")[0].ids for one in asked] == [ann.ids, bob.ids] and ann.ids != bob.ids

@@ -4,9 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
-from trl_ext.learning.policy import Policy
 from trl_ext.sampling import own_weights
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.own_weights import OwnWeights, fitting_rows
@@ -84,16 +82,3 @@ def test_a_cpu_samples_64_rows_at_a_time(tiny, monkeypatch, batch_sizes):
     model, tokenizer = tiny()
     engine_of(model.to(torch.bfloat16), tokenizer).submit([TokenRequest("p", [3], Draw(1))])
     assert batch_sizes == [64]
-
-
-def test_an_adapter_is_merged_for_those_answers_alone_that_want_it(tiny):
-    model, tokenizer = tiny("llama")
-    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-    policy = Policy("p", adapted, tokenizer)
-    engine = OwnWeights({"p": policy}, adapters="plain")
-    own = [weight for name, weight in adapted.named_parameters() if "q_proj.base_layer" in name]
-    before = [weight.clone() for weight in own]
-    for how, merged in (("plain", False), ("merged", True)):
-        with engine.opened(policy, how):
-            assert [not torch.equal(*pair) for pair in zip(own, before, strict=True)] == [merged] * 2
-    assert engine.group(policy)[0] == "plain"

@@ -7,14 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from asked import sample
-from peft import LoraConfig, get_peft_model
 from tiny_models import build, lively
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations import sdpa_attention
 
 from trl_ext.models.forward import reading_of
-from trl_ext.models.lora_sampling import merged, merges
 from trl_ext.sampling.batch import Row, inverse_cdf
 from trl_ext.sampling.kv_cache import KVCache, RoomyLayer, plain_states
 from trl_ext.sampling.request import Draw, TokenRequest
@@ -251,25 +249,6 @@ def test_heads_that_share_keys_read_them_once_in_a_step_of_decoding(monkeypatch)
     for prompt, answer in zip([[5, 6, 7], [8, 9, 10]], found, strict=True):
         for count, token in enumerate(answer):  # read from the beginning, without any cache
             assert model(torch.tensor([prompt + answer[:count]])).logits[0, -1].argmax() == token
-
-
-def test_a_merged_adapter_answers_as_it_does_apart_and_leaves_the_weights_alone(tiny):
-    model = lively(build(tiny, "llama")[0])
-    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    shared = get_peft_model(model, lora, adapter_name="ann")
-    for name, parameter in shared.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter)
-    before = {name: p.detach().clone() for name, p in shared.named_parameters()}
-    apart = generate(shared.get_base_model(), PROMPTS, Draw(8, 0.0, stop_ids=STOP))
-    with merged(shared, "ann") as base:
-        assert generate(base, PROMPTS, Draw(8, 0.0, stop_ids=STOP)) == apart
-    assert all(torch.equal(p, before[name]) for name, p in shared.named_parameters())
-    with shared.disable_adapter():
-        assert generate(shared.get_base_model(), PROMPTS, Draw(8, 0.0, stop_ids=STOP)) != apart
-    with pytest.raises(RuntimeError, match="midway"), merged(shared, "ann"):
-        raise RuntimeError("midway")
-    assert all(torch.equal(p, before[name]) for name, p in shared.named_parameters()) and merges(shared, "ann")
 
 
 def test_a_draw_that_rounds_to_one_never_takes_a_token_of_probability_zero():
