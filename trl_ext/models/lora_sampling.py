@@ -77,12 +77,15 @@ class _Rows:
         self.names, self.device = names, device
         self.chosen: list[int] = []
         self.masks: dict[tuple, Tensor] = {}
+        self.alone = False
+        """Whether there is one adapter, and every row goes through it. No mask is needed then."""
 
     def choose(self, adapters: Sequence[str | None]) -> None:
         """Take the adapter of each row, [B]. None is the base alone."""
         chosen = [len(self.names) if adapter is None else self.names.index(adapter) for adapter in adapters]
         if chosen != self.chosen:
             self.chosen, self.masks = chosen, {}
+            self.alone = set(chosen) == {0} and len(self.names) == 1
 
     def mask(self, parts: tuple[tuple[int, float], ...]) -> Tensor:
         """Return [B, 1, R]: the scale of each row's adapter in that adapter's columns, and 0 in those of others.
@@ -127,11 +130,13 @@ def _forward(layer: Any, rows: _Rows) -> Callable[..., Tensor]:
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result = layer.base_layer(x, *args, **kwargs)
-        inner = linear(x.to(down.dtype), down) * rows.mask(parts).to(down.dtype)
+        inner, scale = linear(x.to(down.dtype), down), parts[0][1]
+        if not rows.alone:
+            inner, scale = inner * rows.mask(parts).to(down.dtype), 1.0
         if result.dtype != up.dtype:
-            return result + (inner @ up).to(result.dtype)
+            return result + scale * (inner @ up).to(result.dtype)
         # the product and the sum in one operation: there are hundreds of layers, and a token has little work for each
-        return torch.addmm(result.flatten(0, -2), inner.flatten(0, -2), up).view_as(result)
+        return torch.addmm(result.flatten(0, -2), inner.flatten(0, -2), up, alpha=scale).view_as(result)
 
     return forward
 

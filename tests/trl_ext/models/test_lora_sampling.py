@@ -11,6 +11,7 @@ from peft.tuners.lora import LoraLayer
 from tiny_models import build, lively
 
 from trl_ext.learning.policy import Policy
+from trl_ext.models import lora_sampling
 from trl_ext.models.lora_sampling import mixed, mixes
 from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.request import Draw, TokenRequest
@@ -66,6 +67,26 @@ def test_ranks_scales_and_layers_may_differ(tiny, architecture):
             alone = shared(ids[number : number + 1]).logits[0]
             assert torch.allclose(alone, together[number], atol=1e-9)
     assert not torch.allclose(together[0], together[2]), "the adapters differ"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_adapter_that_is_alone_needs_no_mask_until_the_base_is_read_beside_it(tiny, dtype, monkeypatch):
+    shared = team(lively(build(tiny, "llama")[0]), {"bob": DIFFERENT["bob"]}).to(dtype)
+    ids, masks, most = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]]), [], 1e-6 if dtype is torch.float64 else 0.1
+    mask = lora_sampling._Rows.mask
+    monkeypatch.setattr(lora_sampling._Rows, "mask", lambda rows, parts: masks.append(parts) or mask(rows, parts))
+    with torch.no_grad():
+        adapted = shared(ids).logits
+        with shared.disable_adapter():
+            plain = shared(ids).logits
+        with mixed(shared, ["bob"]) as choose:
+            choose(["bob", "bob"])
+            assert torch.allclose(shared(ids).logits, adapted, atol=most, rtol=most) and masks == []
+            choose(["bob", None])
+            beside = shared(ids).logits
+        assert len(masks) == 4 and torch.allclose(beside[0], adapted[0], atol=most, rtol=most)
+        assert torch.allclose(beside[1], plain[1], atol=most, rtol=most)
+    assert float((adapted - plain).abs().max()) > 0.5
 
 
 def test_a_batch_that_shrinks_and_reads_equal_prompts_once_samples_as_each_adapter_alone(tiny):
