@@ -253,7 +253,7 @@ class Batch:
 
     def _choose(self) -> Tensor:
         """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
-        logits = allowed_only(self.logits, self.rows, self.ended) if self.held else self.logits
+        logits = allowed_only(self.logits, self.rows, self.ended)
         numbers = None
         if self.uniforms is not None:
             numbers, self.uniforms = self.uniforms[:, 0], self.uniforms[:, 1:]
@@ -282,7 +282,6 @@ class Batch:
 
     def _line_up(self) -> None:
         """Put the random numbers of the rows below each other, those of the next token first."""
-        self.held = any(row.matcher is not None for row in self.rows)
         self.uniforms = None  # if all rows are greedy
         drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(self.rows) if row.uniforms is not None]
         if drawn:
@@ -320,6 +319,8 @@ class Batch:
 def allowed_only(logits: Tensor, rows: Sequence[Row], ended: Sequence[bool]) -> Tensor:
     """Return the logits [B, V] of the next tokens without those that the grammar of a row does not allow, as -inf."""
     matchers = [None if over else row.matcher for row, over in zip(rows, ended, strict=True)]
+    if matchers.count(None) == len(matchers):
+        return logits
     masks = next_masks(matchers, logits.shape[1])
     return maths.only_allowed_(logits.clone(), masks.to(logits.device))
 

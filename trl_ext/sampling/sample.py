@@ -225,8 +225,7 @@ class _Choice(LogitsProcessor):
             for row, token, over in zip(self.rows, input_ids[:, -1].tolist(), ended, strict=True):
                 if row.matcher is not None and not over:
                     row.matcher.consume_token(token)
-        if not all(ended):
-            scores = allowed_only(scores, self.rows, ended)
+        scores = allowed_only(scores, self.rows, ended)
         numbers = torch.stack([row[step] for row in self.numbers]).to(scores.device) if self.numbers else None
         tokens, logprobs = draw(scores, self.decoding, numbers)
         if logprobs is not None:
