@@ -1,6 +1,7 @@
 """Compare updates with plain forward and backward passes of the same model, and rollouts with the model's ``generate``.
 
-    python benchmarks/fraction.py --model DIR [--batch 8 --prompt-len 64 --response-len 64 --dtype bfloat16 --rounds 3]
+    python benchmarks/fraction.py --model DIR [--batch 8 --prompt-len 64 --response-len 64 --dtype bfloat16 --lora 0
+        --rounds 3]
 
 An update is everything after the scores: the reference's log-probabilities, the old ones, advantages, and four passes
 over the batch with a loss, a backward pass and a step of AdamW each. It is compared with what any trainer has to do:
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=64)
     parser.add_argument("--response-len", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--lora", type=int, default=0, help="train a LoRA of this rank in place of all weights")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -59,6 +61,9 @@ def main() -> None:
         adapted.add_adapter(name, lora, autocast_adapter_dtype=False)
     policies = {name: Policy(name, adapted.eval(), tokenizer, name) for name in ADAPTERS}
     engine = OwnWeights(policies, keep_states=False)
+    if options.lora:
+        lora = LoraConfig(r=options.lora, target_modules="all-linear")
+        model = get_peft_model(model, lora, autocast_adapter_dtype=False)
     generator = torch.Generator().manual_seed(0)
     shape = (options.batch, options.prompt_len)
     prompts = torch.randint(100, min(model.config.vocab_size, 40_000), shape, generator=generator)
@@ -100,7 +105,8 @@ def main() -> None:
     def updated(scored: UpdateBatch) -> UpdateBatch:
         return trainer.update(trainer.advantage(scored))
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, weight_decay=0.0, fused=True)
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=1e-9, weight_decay=0.0, fused=True)
 
     def bare(ids: torch.Tensor) -> None:
         model.train()
@@ -110,7 +116,7 @@ def main() -> None:
         for _ in range(PASSES):
             logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=kept).logits
             torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten()).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(learned, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -147,7 +153,10 @@ def main() -> None:
         * PASSES
     )
     tokens = options.batch * options.response_len
-    print(f"{machine()}; {options.threads} threads, {options.dtype}\n")
+    print(
+        f"{machine()}; {options.threads} threads, {options.dtype}, "
+        f"{f'LoRA of rank {options.lora}' if options.lora else 'all weights'}\n"
+    )
     print("| | maporl | bare model | fraction |\n|---|---|---|---|")
     print(
         f"| update, GFLOP/s | {flops / middle['update'] / 1e9:.0f} | {flops / middle['bare'] / 1e9:.0f} | "
