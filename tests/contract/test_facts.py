@@ -44,4 +44,6 @@ def test_the_pages_say_what_the_file_of_facts_says(name, texts):
 
 def test_facts_that_can_be_counted_are_counted():
     assert versions() == {"trl": "1.16", "transformers": "5.24", "peft": "0.21", "oldest_trl": "1.14"}
-    assert FACTS["recipes"]["words"] == "about eighty published methods" and 75 <= len(recipe_files()) < 90
+    published = [name for name, file in recipe_files().items() if "url:" in file.read_text()]  # the others are variants
+    assert FACTS["recipes"]["words"] == "about eighty published methods"
+    assert 75 <= len(published) < 85, "say another number in docs/facts.yaml, on the pages that it names, and here"
