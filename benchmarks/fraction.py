@@ -29,7 +29,7 @@ PASSES = 4
 ADAPTERS = ("ann", "bob", "cyd")
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a folder with a causal language model")
     parser.add_argument("--batch", type=int, default=8)
@@ -39,8 +39,11 @@ def main() -> None:
     parser.add_argument("--lora", type=int, default=0, help="train a LoRA of this rank in place of all weights")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    options = parse()
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -153,24 +156,16 @@ def main() -> None:
         * PASSES
     )
     tokens = options.batch * options.response_len
-    print(
-        f"{machine()}; {options.threads} threads, {options.dtype}, "
-        f"{f'LoRA of rank {options.lora}' if options.lora else 'all weights'}\n"
-    )
+    trained = f"LoRA of rank {options.lora}" if options.lora else "all weights"
+    print(f"{machine()}; {options.threads} threads, {options.dtype}, {trained}\n")
     print("| | maporl | bare model | fraction |\n|---|---|---|---|")
-    print(
-        f"| update, GFLOP/s | {flops / middle['update'] / 1e9:.0f} | {flops / middle['bare'] / 1e9:.0f} | "
-        f"{middle['bare'] / middle['update']:.0%} |"
-    )
-    print(
-        f"| rollout, tokens/s | {tokens / middle['collect']:.0f} | {tokens / middle['generate']:.0f} | "
-        f"{middle['generate'] / middle['collect']:.0%} |"
-    )
-    tokens *= len(ADAPTERS)
-    print(
-        f"| rollout of {len(ADAPTERS)} adapters, tokens/s | {tokens / middle['together']:.0f} | "
-        f"{tokens / middle['each']:.0f} | {middle['each'] / middle['together']:.0%} |"
-    )
+    for name, work, ours, theirs in (
+        ("update, GFLOP/s", flops / 1e9, "update", "bare"),
+        ("rollout, tokens/s", tokens, "collect", "generate"),
+        (f"rollout of {len(ADAPTERS)} adapters, tokens/s", tokens * len(ADAPTERS), "together", "each"),
+    ):
+        mine, other = middle[ours], middle[theirs]
+        print(f"| {name} | {work / mine:.0f} | {work / other:.0f} | {other / mine:.0%} |")
 
 
 if __name__ == "__main__":

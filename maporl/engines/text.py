@@ -116,8 +116,8 @@ def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampl
     Raises:
         GrammarError: its grammar cannot be followed, and its ask is not refusable.
     """
-    stops = StopStrings.of(voice.tokenizer, asked.draw.stop) if asked.draw.stop else None
-    completion = sampled if stops is None else sampled.up_to(stops)
+    stops = StopStrings.of(voice.tokenizer, asked.draw.stop)
+    completion = sampled.up_to(stops)
     if completion.refused is not None:
         why = f"structured_output: the answer cannot be held to it any further: {completion.refused}"
         if not request.ask.refusable:
@@ -129,11 +129,10 @@ def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampl
         return Reply("", refused=f"{lacks}: {why}; leave it out, or add it to protocol.ignore")
     end = end_of_begun_thought(voice.tokenizer.decode(asked.prompt_ids[-16:]))
     # after a stop string the message is still open, and the transcript adds the template's closing
-    eos = completion.ids[-1] in voice.stop_ids
-    request.transcript.add_completion(request.utterance, completion.ids, eos)
+    request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in voice.stop_ids)
     text = voice.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
     stop = Stop.STOP if ended(completion.ids, asked.draw.stop_ids, stops) else Stop.LENGTH
-    stop = Stop.EOS if eos else stop
+    stop = Stop.EOS if completion.ids[-1] in voice.stop_ids else stop
     no_text = "thinking" if end and end not in text else None  # it was cut off before it said anything
     reply = Reply(text, stop, asked.prompt_ids, completion.ids, completion.logprobs, completion.version, no_text)
     reply.grammar = asked.draw.grammar

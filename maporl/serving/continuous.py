@@ -10,7 +10,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -150,7 +150,7 @@ class _Group:
         if self.batch is not None and gone:
             rows = zip(self.batch.rows, self.batch.ended, strict=True)
             self.batch.ended = [over or id(row) in gone for row, over in rows]
-        with nullcontext(self.policy.model) if self.how == "mixed" else self.policy.active() as model:
+        with self.weights.opened(self.policy, self.how) as model:
             self._take_in(model)
             if self.batch is not None and not self.batch.advance():
                 self.batch = None

@@ -259,7 +259,7 @@ class MultiAgentPPOTrainer(TeamLoop):
         """Send the new weights to the engines, let reward sources learn, and record the update."""
         with self.skippable():  # servers may not answer, and who ends needs no answers
             check()
-            if self.args.async_depth and not all(engine.between for engine in self.engines.values()):
+            if not all(engine.between for engine in self.engines.values()):
                 self._ahead.settle()  # an answer must not mix two sets of weights
             self.player.sync_engines(self.learners, self._whole_policy, batch.number)
         with self.player.interleaving.running():

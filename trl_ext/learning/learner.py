@@ -37,9 +37,9 @@ from trl_ext.models.forward import (
     base_of,
     beyond,
     in_regimes,
+    length_regimes,
     logits_of,
     read_actions,
-    reading_of,
     rounds,
     share_reading,
     tree_limits,
@@ -315,8 +315,6 @@ class Learner:
 
     def _read(self, model: Any, rows: TokenBatch, entropies: bool = False, entropy_gradient: bool = False):
         """Return hidden states, log-probabilities and entropies at the sampled tokens of ``rows`` under ``model``."""
-        base = base_of(model)
-        regimes = reading_of(base).regimes
         targets, temperature = rows.input_ids[rows.sampled], rows.temperatures(self.args.temperature)
         masks = cache(lambda: self._masks(rows))
 
@@ -324,7 +322,7 @@ class Learner:
             each = isinstance(temperature, Tensor) and tokens is not None
             if tokens is not None and len(tokens) < len(targets) and self.strategy.sharded:
                 raise ValueError(
-                    f"policy {self.name!r}: rows are longer and shorter than {regimes[0]} "
+                    f"policy {self.name!r}: rows are longer and shorter than {length_regimes(base_of(model))[0]} "
                     "tokens, beyond which its longrope reads them apart, and processes that share weights must make "
                     "equally many forwards; keep prompts and response_length below that, or hold the weights whole "
                     "(without FSDP and ZeRO-3)"
@@ -341,7 +339,8 @@ class Learner:
                 masks if tokens is None else lambda: None if (allowed := masks()) is None else allowed[tokens],
             )
 
-        return in_regimes(rows, regimes, tree_limits(base), read)
+        base = base_of(model)
+        return in_regimes(rows, length_regimes(base), tree_limits(base), read)
 
     def _masks(self, rows: TokenBatch) -> Tensor | None:
         """Return which tokens the grammars of ``rows`` allowed in place of each sampled one, [M, ceil(V / 32)] int32

@@ -125,8 +125,7 @@ class Reading:
     what a row computes does not depend on padding to its left, so that rows of different lengths can be sampled
     together. ``cached``: it goes on from a cache of keys and values. ``gaps``: padding may stand between what is in the
     cache and new tokens, so that the cache of a conversation can be kept. ``rows``: rows of one batch are sampled as
-    each alone. ``direct``: the output head reads what the transformer returns. ``regimes`` are its
-    :func:`length_regimes`.
+    each alone. ``direct``: the output head reads what the transformer returns.
     """
 
     positions: bool
@@ -136,7 +135,6 @@ class Reading:
     gaps: bool = True
     rows: bool = True
     direct: bool = True
-    regimes: tuple[int, ...] = ()
 
 
 _readings: WeakKeyDictionary = WeakKeyDictionary()
@@ -150,7 +148,7 @@ def reading_of(model: Any) -> Reading:
     """
     if model not in _readings:
         if next(model.parameters()).device.type == "meta":
-            return Reading(accepts(model, "position_ids"), True, regimes=length_regimes(model))
+            return Reading(accepts(model, "position_ids"), True)
         _readings[model] = _ask_reading(model)
     return _readings[model]
 
@@ -201,8 +199,8 @@ def _ask_reading(model: Any) -> Reading:
     found = [_probed(model, [size * n // 11 for n in probe]) for probe in PROBES]
     if len({one.first for one in found}) > 1:
         found = [replace(one, positions=False, first=0) for one in found]
-    shown = {f.name: all(getattr(one, f.name) for one in found) for f in fields(Reading) if f.type is bool}
-    return Reading(first=found[0].first, regimes=length_regimes(model), **shown)
+    shown = {f.name: all(getattr(one, f.name) for one in found) for f in fields(Reading) if f.name != "first"}
+    return Reading(first=found[0].first, **shown)
 
 
 @torch.no_grad()
@@ -450,8 +448,8 @@ def in_regimes(
     angles.
 
     ``read`` takes what one forward reads, and which of the M tokens it predicts, or None for all. It returns tensors
-    whose first dimension is that of these tokens. ``regimes`` are those of the model's :class:`Reading`, and
-    ``limits`` its :func:`tree_limits`.
+    whose first dimension is that of these tokens. ``regimes`` are the model's :func:`length_regimes`, and ``limits``
+    its :func:`tree_limits`.
     """
     parts = rows.by_length(regimes) if regimes else [(rows, None)]
     results: list[Any] = [read(part.to_read(limits), tokens) for part, tokens in parts]
@@ -474,7 +472,7 @@ def states_of(model: Any, rows: TokenBatch) -> Tensor:
     They are those after the critic's prompts, where it has its own.
     """
     base, seen = base_of(model), rows.critic or rows
-    return in_regimes(seen, reading_of(base).regimes, tree_limits(base), lambda read, _: _read_states(model, read))
+    return in_regimes(seen, length_regimes(base), tree_limits(base), lambda read, _: _read_states(model, read))
 
 
 def _read_states(model: Any, read: ToRead) -> Tensor:

@@ -56,7 +56,7 @@ class Row:
     def stops(self) -> bool:
         """Return whether the completion has ended, or its next token belongs to another regime."""
         count, draw = len(self.ids), self.request.draw
-        if self.fault is not None or (self.matcher is not None and self.matcher.is_error()):
+        if self.refused is not None:
             return True
         if count >= draw.max_tokens or (
             self.longest is not None and len(self.request.prompt_ids) + count > self.longest

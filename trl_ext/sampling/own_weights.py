@@ -117,7 +117,7 @@ class OwnWeights(TokenEngine):
         """Return how the policy answers, and with which others: policies of one group answer in one batch."""
         # a single adapter on an accelerator was not measured
         pays = len(self.policies) > 1 or next(policy.model.parameters()).device.type == "cpu"
-        if self.mix and policy.adapter is not None and pays and mixes(policy.model, policy.adapter):
+        if self.mix and pays and mixes(policy.model, policy.adapter):
             return "mixed", id(policy.model)
         return "plain", policy.name
 
@@ -137,7 +137,7 @@ class OwnWeights(TokenEngine):
         """Sample the completions of one group, which answers ``how``."""
         names = {request.policy for request in requests}
         first = self.policies[requests[0].policy]
-        with nullcontext(first.model) if how == "mixed" else first.active() as model:
+        with self.opened(first, how) as model:
             return sample(
                 model,
                 requests,
@@ -147,3 +147,7 @@ class OwnWeights(TokenEngine):
                 {name: str(self.policies[name].adapter) for name in names} if how == "mixed" else None,
                 self.kv_cache,
             )
+
+    def opened(self, policy: Weights, how: str) -> AbstractContextManager[Any]:
+        """Return what opens the model in which ``policy`` answers ``how``."""
+        return nullcontext(policy.model) if how == "mixed" else policy.active()

@@ -59,10 +59,10 @@ def _packs(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or "forward" in vars(layer):
         return False
     weight = layer.weight.data
-    kind = weight.dtype is torch.float32 or (
-        weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
-    return kind and type(weight) is Tensor and weight.device.type == "cpu" and weight.numel() >= SMALLEST
+    if type(weight) is not Tensor or weight.device.type != "cpu" or weight.numel() < SMALLEST:
+        return False
+    halved = weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype is torch.float32 or halved
 
 
 def _product(layer: nn.Linear, order: Tensor, rows: Tensor) -> Tensor:

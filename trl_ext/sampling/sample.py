@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings
-from trl_ext.models.forward import base_of, logits_of, reading_of
+from trl_ext.models.forward import base_of, length_regimes, logits_of, reading_of
 from trl_ext.models.lora_sampling import mixed
 from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
@@ -77,7 +77,7 @@ def sample(
                 for batch in _batches(alike, batch_size, batch_tokens):
                     _generate_by_transformers(model, batch, choose)
         else:
-            for part in _in_regimes(rows, reading.regimes):
+            for part in _in_regimes(rows, length_regimes(base)):
                 _take_states(part, states)
                 for equal in [part] if reading.padding else _equally_long(part):
                     for batch in _batches(equal, batch_size, batch_tokens):
@@ -117,11 +117,11 @@ def rows_may_join(base: Any) -> bool:
     and values, padded or not, and its angles of positions do not depend on lengths."""
     reading = reading_of(base)
     plain = reading.cached and reading.padding and reading.gaps and plain_states(base) == "everywhere"
-    return plain and not reading.regimes
+    return plain and not length_regimes(base)
 
 
 def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
-    """Yield the rows that are sampled by the same angles of positions, for as long as they are."""
+    """Yield the rows that are sampled by the same angles of positions, for as long as they are (``length_regimes``)."""
     # a row that grows beyond a regime goes on in the next one, without its cache, as in the generation of transformers
     for number, longest in enumerate([*regimes, None]):
         here = []
