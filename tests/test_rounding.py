@@ -206,7 +206,7 @@ def test_dialogues_that_are_worth_the_same_make_no_pair():
 
 
 def test_equal_answers_are_read_once_by_a_verifier(monkeypatch):
-    from learning_verifiers import learner
+    from served_verifiers import learner
 
     verifier = learner().learning.verifier
     asked = []

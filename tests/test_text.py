@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, fields
 
 import pytest
 from folders import ROOT
+from hostile_runs import AFTER, write_run
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 from served_verifiers import Fake
 from typer.testing import CliRunner
-from written_runs import AFTER, write_run
 
 from maporl.cli.common import Screen, echo
 from maporl.cli.main import app

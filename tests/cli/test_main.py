@@ -17,7 +17,7 @@ from folders import ROOT
 from processes import maporl, start
 from processes import run as python
 from safetensors.torch import load_file
-from tiny_run import TINY
+from tiny_runs import TINY
 from typer.testing import CliRunner
 
 from maporl.cli.main import app

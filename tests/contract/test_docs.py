@@ -17,12 +17,12 @@ from pathlib import Path
 
 import click
 import pytest
-import thread_cluster
+import ray_groups
 import typer
 import yaml
 from folders import ROOT, blocks
 from packaging.requirements import Requirement
-from tiny_run import config_of
+from tiny_runs import config_of
 
 import maporl
 import trl_ext
@@ -52,7 +52,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
     file.write_text(code)
     names = {"__name__": "__page__", "__file__": str(file)}
     if page.stem == "cluster":  # tests/system/test_ray.py runs it on Ray
-        thread_cluster.use(monkeypatch)
+        ray_groups.use(monkeypatch)
     try:
         exec(compile(code, str(file), "exec"), names)
     finally:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tool_runs import AGENT, ALPHABET, MODULE, written
+from user_tools import AGENT, ALPHABET, MODULE, written
 
 from maporl.runs.build import build_trainer
 from maporl.types import Stop, TurnEnd

@@ -1,7 +1,7 @@
 """Dialogues with calls, token by token: what is context, what the agent sampled, and what the record holds."""
 
 import pytest
-from tool_models import SayingEngine, characters, digest, trl_template
+from chat_models import SayingEngine, characters, digest, trl_template
 
 from maporl import Arithmetic
 from maporl.engines.transcript import written_transcripts

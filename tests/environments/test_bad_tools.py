@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fast_cases import some
 from folders import SUPPORT
-from hostile_texts import nested
+from hostile_runs import nested
 
 from maporl import Arithmetic
 from maporl.config.call_options import CallLimits

@@ -1,7 +1,7 @@
 """What calls of tools cost the completions that made them."""
 
 import pytest
-from auctions import EXAMPLES, TASK, buys, by_turns, driver_of, spec
+from played_games import EXAMPLES, TASK, buys, by_turns, driver_of, spec
 
 from maporl.config.schema import PenaltySection, RewardSection
 from maporl.environments.world import World

@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from auctions import EXAMPLES, TASK, Shop, buys, by_turns, driver_of, spec
 from isolated_worlds import Mute
+from played_games import EXAMPLES, TASK, Shop, buys, by_turns, driver_of, spec
 
 from maporl import Debate
 from maporl.config.call_options import CallLimits

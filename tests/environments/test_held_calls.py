@@ -6,7 +6,7 @@ import random
 import jsonschema
 import numpy as np
 import pytest
-from tool_models import characters, trl_template
+from chat_models import characters, trl_template
 
 from maporl.config.call_options import CallTexts
 from maporl.environments.base import Tool

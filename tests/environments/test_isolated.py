@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from auctions import EXAMPLES, buys, by_turns, driver_of
 from folders import ROOT, SUPPORT
+from played_games import EXAMPLES, buys, by_turns, driver_of
 
 from maporl.config.call_options import CallLimits
 from maporl.config.schema import BranchingSection

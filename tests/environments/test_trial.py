@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from trl_environments import Dice, Notes, Shop
+from user_tools import Dice, Notes, Shop
 
 from maporl import Environment, Result, Tool, check_environment
 from maporl.environments.rooms import EnvironmentFailure

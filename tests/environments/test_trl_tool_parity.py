@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from chat_models import characters
 from datasets import Dataset
-from tool_models import characters
 from trl import GRPOConfig, GRPOTrainer
-from trl_environments import TEMPLATE, model_of, tool_call
+from user_tools import TEMPLATE, model_of, tool_call
 
 from maporl import Agent, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.config.schema import AdvantageConfig, BranchingSection

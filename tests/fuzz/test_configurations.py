@@ -7,7 +7,7 @@ import typing
 
 import pytest
 import yaml
-from hostile_texts import nested
+from hostile_runs import nested
 from pydantic.fields import FieldInfo
 
 from maporl.config import parse

@@ -10,8 +10,8 @@ import shutil
 
 import pytest
 import yaml
-from hostile_texts import nested
-from tiny_run import config_of
+from hostile_runs import nested
+from tiny_runs import config_of
 
 from maporl.errors import UserError
 from maporl.report.live import LivePage

@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from hostile_texts import MADE, MATHEMATICS
+from hostile_runs import MADE, MATHEMATICS
 
 from maporl import Arithmetic, Skills
 from maporl.config.schema import JudgeSection

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from hostile_runs import write_run
 from served_verifiers import serving
-from written_runs import write_run
 
 from maporl import Arithmetic
 from maporl.guard import Limits, connections, read_json

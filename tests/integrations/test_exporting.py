@@ -16,11 +16,10 @@ import urllib.request
 import pytest
 import torch
 import yaml
-from chat_tokenizers import CHATML, FAMILIES
+from chat_models import CHATML, FAMILIES, TRL_TEMPLATES, characters
 from launches import free_port
 from peft import IA3Config, LoraConfig
 from tiny_models import lively
-from tool_models import TRL_TEMPLATES, characters
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from maporl import Agent, Team

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from hostile_runs import data_of
 from typer.testing import CliRunner
-from written_runs import data_of
 
 from maporl import Team
 from maporl.cli.main import app

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 import torch
+from chat_models import characters
 from datasets import Dataset
-from tool_models import characters
 from trl import GRPOConfig, GRPOTrainer
-from trl_environments import TEMPLATE, Dice, Notes, Shop, Wordle, model_of, tool_call
+from user_tools import TEMPLATE, Dice, Notes, Shop, Wordle, model_of, tool_call
 
 from maporl.environments.base import Environment, as_result, is_trl_class
 from maporl.environments.workers import Job, Workers

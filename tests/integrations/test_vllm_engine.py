@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from fake_vllm_server import (
+from vllm_engines import (
     fake,  # noqa: F401  # fixtures
     inform,
     team_of,

@@ -9,7 +9,7 @@ import importlib.util
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from real_vllm import (
+from vllm_engines import (
     EXACT,
     HERE,
     move,

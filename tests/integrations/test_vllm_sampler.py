@@ -7,10 +7,10 @@ from http.server import ThreadingHTTPServer
 
 import pytest
 import torch
-from asked import sample
-from fake_vllm_server import FakeVLLM
 from one_policy import QUESTIONS, config, count_a
 from peft import LoraConfig, PeftModel, get_peft_model
+from tiny_models import sample
+from vllm_engines import FakeVLLM
 
 from maporl import ConfigError, VLLMSampler
 from maporl.integrations.vllm.checks import PROBE

@@ -16,7 +16,7 @@ from fast_cases import some
 from folders import SUPPORT
 from safetensors.torch import load_file
 from scripted_training import recipe_values
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl.config.imports import named_imports
 from maporl.config.parse import to_yaml

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl.errors import ConfigError
 from maporl.loops.pairs import Siblings

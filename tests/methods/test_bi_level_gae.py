@@ -6,8 +6,8 @@ from itertools import chain
 
 import pytest
 import torch
+from scripted_dialogues import assigned
 from scripted_training import played, recipe_values, scripted_trainer
-from written_dialogues import assigned
 
 from trl_ext.ppo.advantages import token_rewards
 

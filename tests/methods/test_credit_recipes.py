@@ -8,9 +8,9 @@ from collections import defaultdict
 import pytest
 import torch
 from datasets import Dataset
-from grpo_users import CHATS, agent, trainer_of
+from notebook_runs import CHATS, agent, grpo_trainer_of
 from played_games import perfect
-from recipe_rollouts import loss_and_gradients, rollout_of
+from recipe_runs import loss_and_gradients, rollout_of
 from scripted_training import played, recipe_values, rows, scripted_trainer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -114,7 +114,7 @@ def test_gdpo_equals_the_aggregation_of_trl(tmp_path):
     with torch.no_grad():
         expected = theirs._generate_and_score_completions([dict(row) for row in prompts])["advantages"].tolist()
 
-    ours = trainer_of(
+    ours = grpo_trainer_of(
         tmp_path / "ours", [function("first"), function("second")], CHATS, reward_weights=[2.0, 0.5],
         advantage=AdvantageConfig(**APART, post=("whiten",)),
     )  # fmt: skip

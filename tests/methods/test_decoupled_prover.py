@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learning_verifiers import learner
 from scripted_training import played, recipe_values, rows, scripted_trainer
+from served_verifiers import learner
 
 from maporl import Arithmetic
 from maporl.errors import ConfigError

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from recipe_rollouts import loss_and_gradients, rollout_of
+from recipe_runs import loss_and_gradients, rollout_of
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 pytest.importorskip("bm25s", reason="needs the extra search")

@@ -1,6 +1,6 @@
 """The protocol forum, played by a script."""
 
-from played_by_hand import credited, play
+from scripted_dialogues import credited, play
 
 from maporl import Forum
 

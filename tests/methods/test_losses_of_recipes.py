@@ -11,11 +11,11 @@ from functools import partial
 
 import pytest
 import torch
+from invariant_runs import Processes
 from played_games import perfect
-from recipe_rollouts import loss_and_gradients, one_step_values, rollout_of
-from recipe_rollouts import script as judged_answers
+from recipe_runs import loss_and_gradients, one_step_values, rollout_of
+from recipe_runs import script as judged_answers
 from scripted_training import played, recipe_values, rows, scripted_trainer
-from simulated_processes import Processes
 
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun

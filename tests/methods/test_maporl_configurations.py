@@ -4,7 +4,7 @@ import json
 
 import pytest
 from folders import ROOT
-from stand_ins import (
+from recipe_runs import (
     small,
     stand_ins,  # noqa: F401  # fixtures
 )

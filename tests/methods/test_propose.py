@@ -9,9 +9,8 @@ from functools import partial
 import pytest
 from fast_cases import some
 from folders import ROOT
-from invariant_runs import one_update, random_words, update_of, values_of
+from invariant_runs import Processes, one_update, random_words, update_of, values_of
 from scripted_training import recipe_values, rows, scripted_trainer
-from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, refuse

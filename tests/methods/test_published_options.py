@@ -5,7 +5,7 @@ Every test reads the recipe's own file. The numbers were worked out by hand from
 
 import pytest
 import torch
-from recipe_rollouts import rollout_of
+from recipe_runs import rollout_of
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.loops.stages import trainer_options

@@ -1,7 +1,7 @@
 """What the recipe puppeteer really trains on, through the trainer's own steps. The numbers were worked out by hand."""
 
 import pytest
-from recipe_rollouts import loss_and_gradients
+from recipe_runs import loss_and_gradients
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from folders import ROOT, file_of
 from processes import maporl
-from recipe_rollouts import BRIEF, LONGER
+from recipe_runs import BRIEF, LONGER
 
 from maporl.config import parse
 from maporl.config.parse import recipe_folder

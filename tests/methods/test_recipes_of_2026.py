@@ -4,9 +4,9 @@ from collections import Counter
 from itertools import count
 
 import pytest
+from scripted_dialogues import apply, dialogue
 from scripted_training import played, recipe_values, rows, sampled, scripted_trainer
 from test_rewards_of_recipes import paid
-from written_dialogues import apply, dialogue
 
 from maporl.loops.plan import stages_of
 from maporl.types import Grade

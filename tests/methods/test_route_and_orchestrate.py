@@ -2,7 +2,7 @@
 sent."""
 
 import pytest
-from played_by_hand import TEAM, Game
+from scripted_dialogues import TEAM, Game
 from scripted_training import recipe_values
 
 from maporl import Orchestrate, Route

@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from written_dialogues import apply, dialogue
+from scripted_dialogues import apply, dialogue
 
 from maporl.methods.arenarl import eliminate
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from scripted_dialogues import assigned
 from scripted_training import played, recipe_values, scripted_trainer
-from written_dialogues import assigned
 
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun

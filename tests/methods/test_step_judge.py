@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 
 import pytest
-from recipe_rollouts import VERDICTS, one_step_values, script
+from recipe_runs import VERDICTS, one_step_values, script
 from scripted_training import STEPS, grid_of, played, recipe_values, rows, scripted_trainer, shown, step_to
 
 from maporl import Debate, Propose

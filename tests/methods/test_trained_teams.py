@@ -5,7 +5,7 @@ import random
 
 import pytest
 from invariant_runs import by_name, guess
-from recipe_rollouts import rollout_of
+from recipe_runs import rollout_of
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.advantages import AdvantageConfig, TurnBatch

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import pytest
-from branches import play
+from scripted_dialogues import play_branches
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.config.schema import BranchingSection
@@ -229,7 +229,7 @@ def test_a_search_in_another_protocol_keeps_its_speakers_and_stops_at_its_end():
                 u.rewards["score"] = 1.0
         return [0.0] * len(dialogues)
 
-    got = play(Chain(turns=1), BranchingSection(how="tree_search", group=9), judge=judge)
+    got = play_branches(Chain(turns=1), BranchingSection(how="tree_search", group=9), judge=judge)
     for prompt in (0, 1):
         own = [d for d in got if d.prompt == prompt]
         assert {tuple(u.agent for u in d.utterances) for d in own} <= {("ann",), ("ann", "bob")}
@@ -270,7 +270,7 @@ def test_an_agent_that_is_asked_and_does_not_play_is_named_before_models_load(tm
 
 
 def test_without_a_search_agents_attempt_in_turn_and_an_evaluation_has_one_attempt():
-    got = play(Attempts(rounds=3), BranchingSection(), agents=("ann", "bob"))
+    got = play_branches(Attempts(rounds=3), BranchingSection(), agents=("ann", "bob"))
     assert [[u.agent for u in d.utterances] for d in got] == [["ann", "bob", "ann"]] * 2
     assert Attempts(rounds=3).in_evaluation() == Attempts(rounds=1)
 

@@ -106,7 +106,7 @@ class TestWhatAWarmStartTeaches:
 class TestCallsThatNobodyCanWrite:
     def checked(self, tmp_path, pupil=None):
         """Check a searcher whose chat template writes calls in its own way."""
-        from tool_models import characters, trl_template
+        from chat_models import characters, trl_template
 
         from maporl.errors import refuse
         from maporl.playground.teacher import taught_calls

@@ -1,7 +1,7 @@
 """What a debate shows and when it ends: feedback, consensus, the summariser; restating."""
 
 import pytest
-from debates import EXAMPLE, TASK, graded, play, scored
+from scripted_dialogues import EXAMPLE, TASK, graded, play_debates, scored
 
 from maporl import Debate
 from maporl.protocols.debate import Consensus, Feedback
@@ -11,7 +11,7 @@ from maporl.types import Dialogue, Example, Grade, Utterance
 
 def test_feedback_tells_the_author_its_own_score_and_the_others_that_of_what_they_read():
     protocol = Debate(turns=2, later="{others}|{question}", quote="{name}: {text}", feedback="label")
-    _, prompts = play(protocol, {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
+    _, prompts = play_debates(protocol, {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
     assert prompts["ann"] == [
         "2+2=",
         "Your last answer was scored 1.000 out of 1.0: it is likely right. The score estimates the probability that an "
@@ -32,7 +32,7 @@ def test_verdicts_change_at_the_thresholds(score, words):
 def test_all_words_of_feedback_can_be_replaced():
     words = Feedback(verdicts=[(0.5, "bad"), (1.0, "good")], own="{verdict}!", others="({verdict})", explanation="")
     protocol = Debate(turns=2, later="{others}", quote="{text}", feedback="label", words=words)
-    _, prompts = play(protocol, {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
+    _, prompts = play_debates(protocol, {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
     assert prompts["ann"][1] == "good!\n\n5\n(bad)"
 
 
@@ -62,7 +62,7 @@ def test_a_finished_question_is_asked_no_more_and_the_others_go_on():
     other = Example("f", "3+3=", "6")
     protocol = Debate(turns=3, consensus=Consensus(1.0, 1.0))
     script = {"ann": ["4", "6", "6"], "bob": ["4", "6", "6"]}
-    dialogues, prompts = play(protocol, script, referee=scored, examples=(EXAMPLE, other))
+    dialogues, prompts = play_debates(protocol, script, referee=scored, examples=(EXAMPLE, other))
     assert [(d.turns(), d.outcome) for d in dialogues] == [(1, "consensus"), (2, "consensus")]
     assert len(prompts["ann"]) == 3
 
@@ -72,10 +72,10 @@ def test_a_debate_ends_after_a_turn_whose_mean_score_is_above_a_bound(end_above,
     """One of two is right, then both are."""
     script = {"ann": ["4", "4", "4"], "bob": ["5", "4", "4"]}
     protocol = Debate(turns=3, end_above=end_above)
-    (dialogue,), _ = play(protocol, script, referee=scored)
+    (dialogue,), _ = play_debates(protocol, script, referee=scored)
     assert (dialogue.turns(), dialogue.outcome) == (turns, None if turns == 3 else "enough")
     assert protocol.score_between_turns is (end_above is not None)
-    (dialogue,), _ = play(protocol.in_evaluation(), script, referee=scored)
+    (dialogue,), _ = play_debates(protocol.in_evaluation(), script, referee=scored)
     assert dialogue.turns() == 3
 
 
@@ -89,7 +89,7 @@ def test_a_summariser_condenses_the_others_for_each_agent_and_answers_nothing_it
         turns=2, later="{others}|{question}", quote="{name}: {text}", summariser="sam", summary="{others}?{question}"
     )
     script = {"ann": ["4", "4"], "bob": ["5", "4"], "sam": ["bob says five", "ann says four"]}
-    (dialogue,), prompts = play(protocol, script, agents=("ann", "bob", "sam"), referee=scored)
+    (dialogue,), prompts = play_debates(protocol, script, agents=("ann", "bob", "sam"), referee=scored)
     assert prompts["sam"] == ["bob: 5?2+2=", "ann: 4?2+2="]
     assert prompts["ann"][1] == "bob says five|2+2=" and prompts["bob"][1] == "ann says four|2+2="
     summaries = [u for u in dialogue.utterances if u.agent == "sam"]
@@ -98,7 +98,7 @@ def test_a_summariser_condenses_the_others_for_each_agent_and_answers_nothing_it
 
 
 def test_an_agent_alone_is_asked_to_reconsider():
-    _, prompts = play(Debate(turns=2, alone="again: {question}"), {"ann": ["5", "4"]}, agents=("ann",))
+    _, prompts = play_debates(Debate(turns=2, alone="again: {question}"), {"ann": ["5", "4"]}, agents=("ann",))
     assert prompts["ann"][1] == "again: 2+2="
 
 

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 from played_games import perfect
-from recipe_rollouts import rollout_of
-from scheduled_runs import config, one_update
+from recipe_runs import rollout_of
 from scripted_training import played, recipe_values, rows, scripted_trainer
+from tiny_runs import one_update, scheduled_config
 
 from maporl import MultiAgentPPOTrainer
 from maporl.config.schema import BranchingSection
@@ -61,7 +61,7 @@ def test_scaling_inter_compares_outcomes(tmp_path):
 
 
 def test_a_debate_grows_in_training_and_is_evaluated_whole(tmp_path):
-    settings = config(tmp_path, protocol=DEBATE, schedule=THREE, branching={"group": 2, "resample": 1})
+    settings = scheduled_config(tmp_path, protocol=DEBATE, schedule=THREE, branching={"group": 2, "resample": 1})
     trainer = build_trainer(settings, quiet=True)
     found = []
     for _ in range(4):
@@ -77,7 +77,7 @@ def test_a_resumed_run_goes_on_at_its_stage(tmp_path):
             "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "use_cpu": True, "learning_rate": 1e-2,
             "save_steps": 1, "lr_scheduler_type": "constant",
         }  # fmt: skip
-        return config(
+        return scheduled_config(
             tmp_path / name, updates=updates, protocol=DEBATE, schedule=THREE, training=training, branching={"group": 2}
         )
 
@@ -119,11 +119,11 @@ def test_stages_follow_the_update_at_random(seeds=50):
 )  # fmt: skip
 def test_growth_that_cannot_be_is_refused_before_a_model_loads(tmp_path, growth, message):
     with pytest.raises(ConfigError, match=message):
-        config(tmp_path, protocol=DEBATE, schedule={"growth": growth})
+        scheduled_config(tmp_path, protocol=DEBATE, schedule={"growth": growth})
 
 
 def test_growth_in_python(tmp_path):
-    settings = config(tmp_path, protocol=DEBATE)
+    settings = scheduled_config(tmp_path, protocol=DEBATE)
     schedule = Schedule(growth=Growth({"turns": [2]}, every=1))
     trainer = build_trainer(settings, quiet=True)
     args, team = trainer.args, trainer.team

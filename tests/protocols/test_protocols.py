@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from played_by_hand import credited, play
+from scripted_dialogues import credited, play
 
 from maporl import GSM8K
 from maporl.errors import ConfigError

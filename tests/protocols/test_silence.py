@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from debates import TASK, graded, play, scored
-from tiny_run import config_of
+from scripted_dialogues import TASK, graded, play_debates, scored
+from tiny_runs import config_of
 
 from maporl import Ask, CallReturn, Chain, Debate, Protocol
 from maporl.config.schema import PenaltySection, RewardSection
@@ -47,7 +47,7 @@ def credits(dialogue, agents=("ann", "bob"), **reward):
 def test_a_silent_debater_is_then_shown_the_last_answer_of_each_other():
     protocol = Debate(turns=3, speaks={"bob": (1, 3), "cy": (1, 2)}, **TEXTS)
     script = {"ann": ["1", "4", "4"], "bob": ["2", None, "5"], "cy": ["3", "6"]}
-    [dialogue], prompts = play(protocol, script, TEAM)
+    [dialogue], prompts = play_debates(protocol, script, TEAM)
     assert prompts == {
         "ann": ["2+2=", "1bob=2,2cy=3|2+2=", "1cy=6|2+2="],
         "bob": ["2+2=", "1ann=4,2cy=6|2+2="],
@@ -67,12 +67,12 @@ def test_a_silent_debater_is_then_shown_the_last_answer_of_each_other():
 
 def test_an_older_answer_is_shown_if_its_author_was_silent_since():
     protocol = Debate(turns=3, speaks={"bob": (1, 3), "cy": (1,)}, **TEXTS)
-    _, prompts = play(protocol, {"ann": ["1", "4", "4"], "bob": ["2", None, "5"], "cy": ["3"]}, TEAM)
+    _, prompts = play_debates(protocol, {"ann": ["1", "4", "4"], "bob": ["2", None, "5"], "cy": ["3"]}, TEAM)
     assert prompts["bob"][1] == "1ann=4,2cy=3|2+2=" and prompts["ann"][2] == "alone|2+2="
 
 
 def test_who_begins_later_is_shown_what_was_said():
-    _, prompts = play(Debate(turns=2, speaks={"bob": (2,)}, **TEXTS), {"ann": ["1", "4"], "bob": [None, "5"]})
+    _, prompts = play_debates(Debate(turns=2, speaks={"bob": (2,)}, **TEXTS), {"ann": ["1", "4"], "bob": [None, "5"]})
     assert prompts == {"ann": ["2+2=", "alone|2+2="], "bob": ["1ann=1|2+2="]}
 
 
@@ -81,7 +81,7 @@ def test_a_score_is_told_to_its_author_when_it_speaks_again():
     protocol = Debate(turns=3, speaks={"bob": (1, 3)}, feedback="label", **TEXTS)
     protocol = replace(protocol, words=replace(protocol.words, **words))
     script = {"ann": ["4", "5", "4"], "bob": ["4", None, "4"]}
-    _, prompts = play(protocol, script, referee=graded)
+    _, prompts = play_debates(protocol, script, referee=graded)
     assert prompts["bob"][1] == "1!\n\n1ann=5\n(0)|2+2="
     assert prompts["ann"][2] == "0!\n\nalone|2+2="
 
@@ -89,7 +89,7 @@ def test_a_score_is_told_to_its_author_when_it_speaks_again():
 def test_a_summary_is_asked_for_those_who_heard_something_new():
     protocol = Debate(turns=3, speaks={"bob": (1, 3)}, summariser="sum", summary="{others}|{question}", **TEXTS)
     script = {"ann": ["1", "4", "4"], "bob": ["2", None, "5"], "sum": ["two", "four"]}
-    [dialogue], prompts = play(protocol, script, ("ann", "bob", "sum"))
+    [dialogue], prompts = play_debates(protocol, script, ("ann", "bob", "sum"))
     assert prompts["sum"] == ["1bob=2|2+2=", "1ann=4|2+2="]
     assert prompts["ann"] == ["2+2=", "two|2+2=", "alone|2+2="] and prompts["bob"] == ["2+2=", "four|2+2="]
     assert [(u.agent, u.turn, u.parents) for u in dialogue.utterances[5:]] == [("ann", 2, ()), ("bob", 2, (4,))]
@@ -98,18 +98,18 @@ def test_a_summary_is_asked_for_those_who_heard_something_new():
 def test_consensus_counts_who_answered_in_the_turn():
     agree = Consensus(share=1.0, score=0.5)
     alone = Debate(turns=3, speaks={"bob": (1, 3)}, consensus=agree, **TEXTS)
-    [dialogue], _ = play(alone, {"ann": ["5", "4", "4"], "bob": ["4", None, "4"]}, referee=scored)
+    [dialogue], _ = play_debates(alone, {"ann": ["5", "4", "4"], "bob": ["4", None, "4"]}, referee=scored)
     assert dialogue.outcome == "consensus" and [u.turn for u in dialogue.utterances] == [0, 0, 1]
     passing = Debate(turns=2, pass_="PASS", consensus=agree, **TEXTS)
-    [dialogue], _ = play(passing, {"ann": ["4", "4"], "bob": ["PASS", "4"]}, referee=scored)
+    [dialogue], _ = play_debates(passing, {"ann": ["4", "4"], "bob": ["PASS", "4"]}, referee=scored)
     assert dialogue.outcome == "consensus" and len(dialogue.utterances) == 2
-    [dialogue], _ = play(passing, {"ann": ["PASS", "4"], "bob": ["PASS", "5"]}, referee=scored)
+    [dialogue], _ = play_debates(passing, {"ann": ["PASS", "4"], "bob": ["PASS", "5"]}, referee=scored)
     assert dialogue.outcome is None and len(dialogue.utterances) == 4  # nobody agreed on anything
 
 
 def test_a_chain_leaves_agents_out_of_rounds():
     chain = Chain(turns=3, speaks={"bob": (1, 3)}, later="{others}|{question}", quote="{name}={text}", separator=",")
-    [dialogue], prompts = play(chain, {"ann": ["1", "2", "3"], "bob": ["4", None, "5"]})
+    [dialogue], prompts = play_debates(chain, {"ann": ["1", "2", "3"], "bob": ["4", None, "5"]})
     assert prompts == {"ann": ["2+2=", "bob=4|2+2=", "2+2="], "bob": ["ann=1|2+2=", "ann=2,ann=3|2+2="]}
     assert [(u.agent, u.turn, u.order) for u in dialogue.utterances] == [
         ("ann", 0, 0),
@@ -122,7 +122,7 @@ def test_a_chain_leaves_agents_out_of_rounds():
 
 def test_a_pass_is_shown_to_nobody_and_not_graded():
     protocol = Debate(turns=3, pass_="PASS", **TEXTS)
-    [dialogue], prompts = play(
+    [dialogue], prompts = play_debates(
         protocol, {"ann": ["1", " PASS\n", "4"], "bob": ["2", "4", "PASS?"]}, referee=graded
     )  # PASS? is an answer
     assert prompts["bob"] == ["2+2=", "1ann=1|2+2=", "alone|2+2="]
@@ -136,17 +136,17 @@ def test_a_pass_is_shown_to_nobody_and_not_graded():
         (True, {}, False),
     ]
     chain = Chain(turns=2, pass_="PASS", visibility="predecessor", later="{others}", quote="{name}={text}")
-    [dialogue], prompts = play(chain, {"ann": ["1", "PASS"], "bob": ["PASS", "4"], "cy": ["3", "6"]}, TEAM)
+    [dialogue], prompts = play_debates(chain, {"ann": ["1", "PASS"], "bob": ["PASS", "4"], "cy": ["3", "6"]}, TEAM)
     assert prompts["cy"] == ["ann=1", "bob=4"] and prompts["bob"] == ["ann=1", "cy=3"]
     assert [u.parents for u in dialogue.utterances] == [(), (0,), (0,), (2,), (2,), (4,)]
 
 
 def test_who_passes_has_the_mean_credit_of_the_answers_of_its_turn():
     script = {"ann": ["4", "PASS"], "bob": ["5", "4"], "cy": ["PASS", "5"]}
-    [dialogue], _ = play(Debate(turns=2, pass_="PASS", **TEXTS), script, TEAM)
+    [dialogue], _ = play_debates(Debate(turns=2, pass_="PASS", **TEXTS), script, TEAM)
     assert credits(dialogue, TEAM, share="individual", horizon="current") == [1.0, 0.0, 0.5, 0.5, 1.0, 0.0]
     assert "score" not in dialogue.utterances[2].rewards
-    [dialogue], _ = play(Debate(turns=2, pass_="PASS", **TEXTS), script, TEAM)
+    [dialogue], _ = play_debates(Debate(turns=2, pass_="PASS", **TEXTS), script, TEAM)
     penalties = PenaltySection(
         mode="subtract", too_short=0.5, min_tokens=2, no_final_answer=0.0, repetition=0.0, no_eos=0.0
     )
@@ -163,7 +163,7 @@ def test_who_is_silent_at_the_end_is_paid_for_the_answers_that_it_influenced():
     told = {}
     for horizon in ("current", "last", "discounted_sum"):
         for share in ("all", "individual"):
-            [dialogue], _ = play(protocol, {"ann": ["4", None, "5"], "bob": ["5", "4", None]})
+            [dialogue], _ = play_debates(protocol, {"ann": ["4", None, "5"], "bob": ["5", "4", None]})
             told[horizon, share] = credits(dialogue, share=share, horizon=horizon, discount=0.5)
     assert [(u.agent, u.turn) for u in dialogue.utterances] == [("ann", 0), ("bob", 0), ("bob", 1), ("ann", 2)]
     assert told["current", "all"] == [0.5, 0.5, 1.0, 0.0]
@@ -177,15 +177,15 @@ def test_who_is_silent_at_the_end_is_paid_for_the_answers_that_it_influenced():
 
 def test_a_turn_in_which_all_pass_has_no_credit_but_that_of_rules():
     script = {"ann": ["4", "PASS"], "bob": ["5", "PASS"]}
-    [dialogue], _ = play(Debate(turns=2, pass_="PASS", **TEXTS), script)
+    [dialogue], _ = play_debates(Debate(turns=2, pass_="PASS", **TEXTS), script)
     assert credits(dialogue) == [1.0, 0.0, None, None]
-    [dialogue], _ = play(Debate(turns=2, pass_="PASS", **TEXTS), script)
+    [dialogue], _ = play_debates(Debate(turns=2, pass_="PASS", **TEXTS), script)
     assert credits(dialogue, rules=("team_mean",)) == [0.5, 0.5, 0.5, 0.5]
 
 
 def test_silence_is_a_missing_cell_of_every_statistic():
     protocol = Debate(turns=3, speaks={"bob": (1, 3)}, **TEXTS)
-    [one], _ = play(protocol, {"ann": ["4", "5", "4"], "bob": ["5", None, "4"]})
+    [one], _ = play_debates(protocol, {"ann": ["4", "5", "4"], "bob": ["5", None, "4"]})
     graded([one])
     found = evaluate_dialogues([one])
     assert [{name: (s.count, s.total) for name, s in t.agents.items()} for t in found.turns] == [
@@ -276,12 +276,12 @@ class Backwards(Protocol):
 
 def test_turns_must_rise():
     with pytest.raises(ConfigError, match="asks agent 'ann' for turn=1, below 3; leave turn out"):
-        play(Backwards(), {"ann": ["", "", "x"]})
+        play_debates(Backwards(), {"ann": ["", "", "x"]})
 
 
 def test_a_worker_that_nobody_calls_says_nothing():
     protocol = CallReturn(plan="{question}", returned="said {reply}")
-    [dialogue], prompts = play(protocol, {"ann": ["4"], "bob": []})
+    [dialogue], prompts = play_debates(protocol, {"ann": ["4"], "bob": []})
     assert prompts["bob"] == [] and [u.agent for u in dialogue.utterances] == ["ann"]
     assert credits(dialogue) == [1.0]
     assert set(evaluate_dialogues([dialogue]).turns[0].agents) == {"ann"}

@@ -1,7 +1,7 @@
 """The protocol world, played by hand and trained: what it asks, what it does, and what it is sent."""
 
 import pytest
-from played_by_hand import TEAM, Game, trained
+from scripted_dialogues import TEAM, Game, trained
 
 from maporl import PlayWorld
 from maporl.types import Act, Result

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from crossplay_runs import TWO, played
+from tiny_runs import TWO, played
 
 from maporl.evaluation.metrics import Difference, Share
 from maporl.report.counts import Calls, Case

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from written_runs import AFTER, BEFORE, RIGHT, WRONG, debate, utterance, write_run
+from hostile_runs import AFTER, BEFORE, RIGHT, WRONG, debate, utterance, write_run
 
 from maporl.evaluation.metrics import Difference
 from maporl.report.dialogues import compared_with

@@ -4,8 +4,8 @@ import io
 import json
 
 import pytest
+from hostile_runs import LEARNS, SAMPLES, of_group, run_with, write_run
 from rich.console import Console
-from written_runs import LEARNS, SAMPLES, of_group, run_with, write_run
 
 from maporl.report.groups import Pace, bars, pace_of, section
 from maporl.report.page import about

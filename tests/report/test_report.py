@@ -17,8 +17,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from hostile_runs import AFTER, HOSTILE, NOTHING, RIGHT, WRONG, data_of, debate, utterance, write_run
 from typer.testing import CliRunner
-from written_runs import AFTER, HOSTILE, NOTHING, RIGHT, WRONG, data_of, debate, utterance, write_run
 
 from maporl.cli import look as cli
 from maporl.cli.main import app

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from served_verifiers import CHATS, TRUTHS, Fake, client, ready, serve, wait_for
-from tiny_run import config_of, start
+from tiny_runs import config_of, start
 
 from maporl.config.schema import TinySection
 from maporl.rewards.identity import Identity, VerifierChanged, recall_verifiers, record_verifiers

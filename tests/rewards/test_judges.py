@@ -90,9 +90,9 @@ def test_judges_that_cannot_judge_are_refused(change, message):
 
 
 def test_questions_whose_dialogues_earn_the_same_are_replaced(tmp_path):
-    from scheduled_runs import config
+    from tiny_runs import scheduled_config
 
-    settings = config(
+    settings = scheduled_config(
         tmp_path, branching={"group": 2, "resample": 3}, ppo={"response_length": 3, "num_ppo_epochs": 1},
         advantage={"returns": "utterance", "baseline": "mean", "scale": "none", "key": ["prompt", "agent"]},
     )  # fmt: skip
@@ -118,9 +118,9 @@ def test_questions_whose_dialogues_earn_the_same_are_replaced(tmp_path):
 
 
 def test_answers_of_replacing_questions_are_not_taken_for_copies_of_replaced_ones(tmp_path):
-    from scheduled_runs import config
+    from tiny_runs import scheduled_config
 
-    settings = config(
+    settings = scheduled_config(
         tmp_path, protocol={"name": "chain"}, branching={"how": "fork_every", "group": 2, "resample": 1},
         advantage={"returns": "utterance", "baseline": "mean", "scale": "none", "key": ["prompt", "agent"]},
     )  # fmt: skip

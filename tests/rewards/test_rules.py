@@ -1,7 +1,7 @@
 """Reward rules with the published methods' worked numbers."""
 
 import pytest
-from written_dialogues import apply, dialogue
+from scripted_dialogues import apply, dialogue
 
 from maporl.errors import ConfigError
 from maporl.rewards.rules import build_rules

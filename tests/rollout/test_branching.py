@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from branches import EXAMPLES, TASK, play
+from scripted_dialogues import EXAMPLES, TASK, play_branches
 
 from maporl import Debate
 from maporl.config.schema import BranchingSection
@@ -23,7 +23,7 @@ def words(dialogue):
 
 
 def test_independent_dialogues_share_nothing():
-    got = play(Debate(turns=2), BranchingSection(group=3))
+    got = play_branches(Debate(turns=2), BranchingSection(group=3))
     assert [(d.prompt, d.rollout, d.example.id) for d in got] == [
         (p, r, i) for p, i in ((0, "e"), (1, "f")) for r in range(3)
     ]
@@ -33,14 +33,14 @@ def test_independent_dialogues_share_nothing():
 
 
 def test_a_fork_before_the_first_step_is_a_group_of_whole_dialogues():
-    got = play(Debate(turns=1), BranchingSection(how="fork_first", group=3))
+    got = play_branches(Debate(turns=1), BranchingSection(how="fork_first", group=3))
     assert [(d.prompt, d.rollout) for d in got] == [(p, r) for p in range(2) for r in range(3)]
     assert len({t for d in got for t in words(d)}) == 12
     assert {u.tags["state"] for d in got[:3] for u in d.utterances} == {"question 0, step 0"}
 
 
 def test_a_fork_at_a_random_step_shares_what_came_before_it():
-    got = play(Chain(turns=4), BranchingSection(how="fork_random", group=3), [*EXAMPLES] * 4)
+    got = play_branches(Chain(turns=4), BranchingSection(how="fork_random", group=3), [*EXAMPLES] * 4)
     depths = set()
     for prompt in range(8):
         group = [d for d in got if d.prompt == prompt]
@@ -58,7 +58,9 @@ def test_a_fork_at_a_random_step_shares_what_came_before_it():
 
 
 def test_forking_every_step_makes_a_tree():
-    got = play(Chain(turns=1), BranchingSection(how="fork_every", group=2), EXAMPLES[:1], agents=("ann", "bob", "cy"))
+    got = play_branches(
+        Chain(turns=1), BranchingSection(how="fork_every", group=2), EXAMPLES[:1], agents=("ann", "bob", "cy")
+    )
     assert [d.rollout for d in got] == list(range(8))
     for depth, distinct in ((0, 2), (1, 4), (2, 8)):
         assert len({words(d)[depth] for d in got}) == distinct
@@ -68,16 +70,16 @@ def test_forking_every_step_makes_a_tree():
 
 
 def test_simultaneous_answers_may_be_crossed():
-    aligned = play(Debate(turns=1), BranchingSection(how="fork_every", group=2), EXAMPLES[:1])
+    aligned = play_branches(Debate(turns=1), BranchingSection(how="fork_every", group=2), EXAMPLES[:1])
     assert len(aligned) == 2 and len({t for d in aligned for t in words(d)}) == 4
-    crossed = play(Debate(turns=1), BranchingSection(how="fork_every", group=2, joint="cross"), EXAMPLES[:1])
+    crossed = play_branches(Debate(turns=1), BranchingSection(how="fork_every", group=2, joint="cross"), EXAMPLES[:1])
     assert len(crossed) == 4
     ann, bob = ({words(d)[speaker] for d in crossed} for speaker in (0, 1))
     assert len(ann) == len(bob) == 2
     assert {tuple(words(d)) for d in crossed} == set(itertools.product(sorted(ann), sorted(bob)))
     by_sample = {(u.sample, u.text) for d in crossed for u in d.utterances}
     assert len(by_sample) == 4
-    longer = play(Debate(turns=2), BranchingSection(how="fork_every", group=2, joint="cross"), EXAMPLES[:1])
+    longer = play_branches(Debate(turns=2), BranchingSection(how="fork_every", group=2, joint="cross"), EXAMPLES[:1])
     assert len(longer) == 16 and len({d.rollout for d in longer}) == 16
     for d in longer:  # the second turn quotes exactly the first turn of its own branch
         assert words(d)[1] in d.utterances[2].messages[-1]["content"]
@@ -90,7 +92,9 @@ def test_a_tree_of_candidates_goes_on_with_the_best():
         assert all(len(dialogue.utterances) == 1 for dialogue in dialogues)
         return [float(number % 4 == 2) for number in range(len(dialogues))]
 
-    got = play(Chain(turns=3), BranchingSection(how="tree", group=4), EXAMPLES[:1], judge=judge, agents=("ann",))
+    got = play_branches(
+        Chain(turns=3), BranchingSection(how="tree", group=4), EXAMPLES[:1], judge=judge, agents=("ann",)
+    )
     assert len(got) == 3 + 3 + 4
     assert sorted(len(d.utterances) for d in got) == [1] * 3 + [2] * 3 + [3] * 4
     main = next(d for d in got if len(d.utterances) == 3 and d.utterances[-1].text == "ann2.10")
@@ -159,7 +163,7 @@ def test_what_is_drawn_about_a_question_does_not_depend_on_other_questions_and_p
 
 
 def test_the_best_of_several_drafts_is_gone_on_with_and_nobody_learns_from_it():
-    got = play(
+    got = play_branches(
         Chain(turns=1), BranchingSection(how="best_of", drafts=3, group=2), EXAMPLES,
         judge=lambda dialogues: [float(i % 3 == 1) for i in range(len(dialogues))],
     )  # fmt: skip
@@ -172,9 +176,9 @@ def test_the_best_of_several_drafts_is_gone_on_with_and_nobody_learns_from_it():
 @pytest.mark.parametrize("common", [True, False])
 def test_a_common_seed_gives_all_dialogues_of_a_question_the_same_draws(common):
     section = BranchingSection(group=6, common_seed=common)
-    forums = play(Forum(rounds=3), section, EXAMPLES[:1], agents=("ann", "bob", "cy"))
+    forums = play_branches(Forum(rounds=3), section, EXAMPLES[:1], agents=("ann", "bob", "cy"))
     assert (len({tuple(u.agent for u in d.utterances) for d in forums}) == 1) == common
-    games = play(PlayGame("plan_path"), section, [Episodes()[0]], Episodes())
+    games = play_branches(PlayGame("plan_path"), section, [Episodes()[0]], Episodes())
     assert (len({d.utterances[0].messages[-1]["content"] for d in games}) == 1) == common
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from fake_vllm_server import fake, fake_vllm, inform  # noqa: F401  # fixtures
+from vllm_engines import fake, fake_vllm, inform  # noqa: F401  # fixtures
 
 from maporl import Agent, Team
 from maporl.config import to_yaml

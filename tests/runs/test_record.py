@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 from asked_programs import ask, assistant, user
-from tiny_run import config_of
+from tiny_runs import config_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app

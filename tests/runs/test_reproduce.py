@@ -6,8 +6,8 @@ import json
 import pytest
 from fast_cases import some
 from played_games import full_grids, shortest
+from recipe_runs import FOLDER, small, stand_ins, tiny_values  # noqa: F401  # a fixture
 from scripted_training import played, recipe_values, rows, scripted_trainer
-from stand_ins import FOLDER, small, stand_ins, tiny_values  # noqa: F401  # a fixture
 
 from maporl.errors import ConfigError
 from maporl.runs.build import build_trainer

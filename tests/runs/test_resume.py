@@ -13,7 +13,7 @@ import torch
 from fast_cases import some
 from notebook_runs import names
 from one_policy import StopAfter
-from tiny_run import assert_same_end, config_of, end_of, start
+from tiny_runs import assert_same_end, config_of, end_of, start
 from typer.testing import CliRunner
 
 from maporl import Arithmetic

@@ -4,10 +4,9 @@ import json
 import shutil
 
 import pytest
-from crossplay_runs import invoke, trained
+from recipe_runs import tiny_values
 from scripted_training import scripted_trainer
-from stand_ins import tiny_values
-from tiny_run import TINY
+from tiny_runs import TINY, invoke, trained
 
 from maporl.datasets.mathematics import suite_tasks
 from maporl.errors import ConfigError, refuse

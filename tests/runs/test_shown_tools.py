@@ -1,10 +1,10 @@
 """``maporl tools``: what an agent may call, its first prompt and an example call, with the mask and the tokens."""
 
 import pytest
-from tool_models import characters, trl_template
-from tool_runs import AGENT, FOLDERS, worldly, written  # noqa: F401
+from chat_models import characters, trl_template
 from transformers import Qwen3Config
 from typer.testing import CliRunner
+from user_tools import AGENT, FOLDERS, worldly, written  # noqa: F401
 
 from maporl.cli.main import app
 from maporl.errors import ConfigError

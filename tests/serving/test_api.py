@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import httpx2
 import pytest
 from folders import ROOT
-from tiny_run import config_of
+from tiny_runs import config_of
 
 pytest.importorskip("fastapi")
 

@@ -14,9 +14,9 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
+from chat_models import SayingEngine, characters, trl_template
 from folders import ROOT
 from packaging.version import Version
-from tool_models import SayingEngine, characters, trl_template
 
 from maporl import Arithmetic
 from maporl.engines.text import TextEngine

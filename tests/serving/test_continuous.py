@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from asked import asked
 from peft import LoraConfig, get_peft_model
-from tiny_models import build, lively
+from tiny_models import asked, build, lively
 
 from maporl.serving.continuous import FEWEST, KEPT, ContinuousWeights
 from trl_ext.process.waits import pause, result

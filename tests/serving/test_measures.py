@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from folders import ROOT
 from test_api import listening
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl.cli.common import load_team_config
 from maporl.run import ResolvedRun

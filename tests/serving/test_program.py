@@ -17,9 +17,9 @@ from types import SimpleNamespace
 
 import pytest
 from asked_programs import EXAMPLE, TASK, Script, ask, assistant, driver_of, play, post, user
-from auctions import EXAMPLES, buys, by_turns, spec
-from auctions import driver_of as auction
 from folders import ROOT, blocks
+from played_games import EXAMPLES, buys, by_turns, spec
+from played_games import driver_of as auction
 
 from maporl import Program
 from maporl.config.call_options import CallLimits, CallTexts

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 from asked_programs import EXAMPLE, TASK, Script, assistant, driver_of, post, user
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl import Program
 from maporl.config.schema import AblateSection, BranchingSection, RewardSection

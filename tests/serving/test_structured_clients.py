@@ -4,7 +4,7 @@ import json
 from string import printable
 
 import pytest
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl.runs import train as run
 from maporl.serving.wire import form_of, read_chat

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from crossplay_runs import TWO, played
+from tiny_runs import TWO, played
 
 from maporl.studies.crossplay.alpha_rank import alpha_rank, with_survival
 from maporl.studies.crossplay.result import seatings

@@ -7,16 +7,16 @@ import shutil
 import pytest
 import torch
 import yaml
-from crossplay_runs import (
+from hostile_runs import data_of
+from tiny_runs import (
     SPLIT,
+    TINY,
     TWO,
     invoke,
     played,
     runs,  # noqa: F401  # fixtures
     trained,
 )
-from tiny_run import TINY
-from written_runs import data_of
 
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError, RunError

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from crossplay_runs import TWO, played
+from tiny_runs import TWO, played
 
 from maporl.studies.crossplay.result import CrossPlay, seatings
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from thread_cluster import check_cluster
+from ray_groups import check_cluster
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, LlamaConfig
 from typer.testing import CliRunner
 

@@ -1,4 +1,6 @@
-"""Run ``maporl`` and end this process with SIGKILL just before its N-th change to a folder, or before a file is renamed.
+"""Processes that end with SIGKILL: those of a run on Ray while it trains, and ``maporl`` itself.
+
+As a program this runs ``maporl``, and ends it just before its N-th change to a folder, or before a file is renamed::
 
     python tests/support/killed_at.py N FOLDER train CONFIG ...
     python tests/support/killed_at.py rename PATH loop CONFIG ...
@@ -11,6 +13,9 @@ import os
 import runpy
 import signal
 import sys
+import threading
+import time
+from contextlib import contextmanager
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
 
@@ -43,6 +48,22 @@ def main():
     sys.addaudithook(audit)
     sys.argv = ["maporl", *sys.argv[3:]]
     runpy.run_module("maporl", run_name="__main__", alter_sys=True)
+
+
+@contextmanager
+def killed_after(trainer, updates, *pids):
+    """Kill processes in the background, as soon as the trainer has made so many updates in the block."""
+
+    def kill():
+        while trainer.state.global_step < updates:
+            time.sleep(0.01)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    yield
+    killer.join()
 
 
 if __name__ == "__main__":

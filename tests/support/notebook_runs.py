@@ -1,8 +1,22 @@
-"""What a notebook gives to the trainer."""
+"""What a notebook gives to the trainer, also one that was written for the GRPOTrainer of TRL."""
 
 import copy
 
-from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+import torch
+
+from maporl import (
+    Agent,
+    Arithmetic,
+    Debate,
+    MultiAgentPPOConfig,
+    MultiAgentPPOTrainer,
+    RewardSection,
+    Team,
+    TinySection,
+    build_tiny_model,
+    build_tiny_tokenizer,
+    recipe_parts,
+)
 from maporl.engines.text import TextEngine
 from maporl.team.team import Policy
 from trl_ext.sampling.own_weights import OwnWeights
@@ -80,3 +94,29 @@ def trainer_of(tiny, folder, elsewhere, source=None, curriculum=(), agents=None,
     return MultiAgentPPOTrainer(
         args, team, TASK, DEBATE, None, reward, sources=sources, engines=engines, curriculum=curriculum
     )
+
+
+ROWS = [{"prompt": f"{n}+1=", "number": n} for n in range(4)]
+CHATS = [
+    {"prompt": [{"role": "system", "content": "0"}, {"role": "user", "content": f"{n}+1="}], "number": n}
+    for n in range(4)
+]
+
+
+def agent(name):
+    tiny = TinySection(alphabet="0123456789+=; ", hidden_size=32, layers=1)
+    tokenizer = build_tiny_tokenizer(tiny)
+    torch.manual_seed(0)
+    return Agent(name, build_tiny_model(tiny, tokenizer), tokenizer)
+
+
+def grpo_trainer_of(folder, functions, rows=ROWS, names=("solo",), overrides=(), **more):
+    values = [
+        "branching.group=4", "updates=2", "training.per_device_train_batch_size=2", "ppo.response_length=5",
+        "training.gradient_accumulation_steps=1", "training.use_cpu=true", f"output_dir={folder}", "dialogues_logged=99",
+    ]  # fmt: skip
+    parts = recipe_parts("grpo_single", [*values, *overrides])
+    parts["args"].disable_tqdm = True
+    data = {} if rows is None else {"train_dataset": rows}
+    team = Team([agent(name) for name in names])
+    return MultiAgentPPOTrainer(**{"team": team, "reward_funcs": functions, **parts, **data, **more})

@@ -6,12 +6,11 @@ import pytest
 import second_device
 import torch
 from accelerate import PartialState
-from asked import sample
 from one_policy import saved_verifier
 from peft import LoraConfig, get_peft_model
 from second_device import waits
-from tiny_models import Plain
-from tiny_run import assert_same_end, config_of, end_of
+from tiny_models import Plain, sample
+from tiny_runs import assert_same_end, config_of, end_of
 
 from maporl.config.recipes import recipe_files
 from maporl.methods.tiny_versions import tiny_version

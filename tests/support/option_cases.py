@@ -1,15 +1,20 @@
 """Tiny runs in each of which some options matter, with another value for each of these options.
 
-A key that ends with ``!`` replaces what the plain run has there, and is merged into it otherwise.
+A key that ends with ``!`` replaces what the plain run has there, and is merged into it otherwise. Runs name the parts of
+a user's own as ``option_cases:NAME``.
 """
 
+import asyncio
 import json
 import random
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 from perturbed_training import words
 from scripted_training import recipe_values
+
+from maporl import Environment, Tool, Toolbox
 
 TINY = {"alphabet": "0123456789+=;-?", "hidden_size": 8, "layers": 1, "heads": 2, "context": 256}
 CHARS = '0123456789+*= :;?abcdefghijklmnopqrstuvwxyz/<>(),.{}"A_'
@@ -18,7 +23,7 @@ PLAIN: dict[str, Any] = {
     "seed": 3, "updates": 3, "task": {"name": "toy_sum", "largest": 4},
     "agent_defaults": {"tiny": TINY}, "agents": {"ann": {}, "bob": {}},
     "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}"},
-    "reward": {"sources": {"label": 1.0, "option_parts:spread": 1.0}},
+    "reward": {"sources": {"label": 1.0, "option_cases:spread": 1.0}},
     "ppo": {"response_length": 4, "num_ppo_epochs": 2, "temperature": 1.0},
     "training": {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True, "save_steps": 0},
     "evaluation": {"questions": 4},
@@ -145,8 +150,8 @@ CASES: dict[str, Case] = {
         "warm_start.steps": 2,
     }, refused={"agents.ann.tiny.context": 6, "ppo.total_episodes": 8, "only_in_python": {"task": "a class of a notebook"}}),
     "roles": Case(ROLES, {"training.role_gradients": 1, "training.balance": "role"}),
-    "charges": Case(merged(ROLES, {"reward": {"charges": {"option_parts:spread": {"weight": 0.5}}}}),
-                    {"reward.charges.option_parts:spread.weight": 0.2, "reward.charges.option_parts:spread.roles": ["a"]}),
+    "charges": Case(merged(ROLES, {"reward": {"charges": {"option_cases:spread": {"weight": 0.5}}}}),
+                    {"reward.charges.option_cases:spread.weight": 0.2, "reward.charges.option_cases:spread.roles": ["a"]}),
     "folder": Case({"agent_defaults!": {"model": "{model}", "chat_template": "{% for m in messages %}{{ m.content }}{{ sign }};{% endfor %}"}}, under(
         "agents.ann", model="{other}", tokenizer="{tokenizer}", chat_template="fallback", template_options={"sign": "="}, dtype="bfloat16",
         attn_implementation="eager")),
@@ -186,7 +191,7 @@ CASES: dict[str, Case] = {
     "outputs": Case(forks("stages"), {"branching.keep": 1, "branching.choose": "balanced"}),
     "search": Case(merged(forks("tree_search", name="attempts", rounds=4), {
         "agent_defaults": {"tiny": {"alphabet": CHARS, "context": 4096}}, "branching": {"group": 4}, "evaluation": {"questions": 0},
-        "reward": {"rules": [{"tree_margin": {}}], "sources!": {"label": 0.5, "option_parts:spread": 0.5}}, "advantage": {"key": ["prompt"]},
+        "reward": {"rules": [{"tree_margin": {}}], "sources!": {"label": 0.5, "option_cases:spread": 0.5}}, "advantage": {"key": ["prompt"]},
     }), {"branching.posterior": "beta"}),
     "without": Case({"branching": {"group": 2, "ablate": {"who": ["ann", "bob"]}},
                      "reward": {"rules": ["own", {"mix": {"weights": {"marginal": 1.0}}}]}},
@@ -197,24 +202,24 @@ CASES: dict[str, Case] = {
     "penalties": Case({"reward": {"penalties": {"min_tokens": 3}}}, under(
         "reward.penalties", too_short=1.0, min_tokens=4, no_final_answer=1.0, no_eos=1.0, mode="replace")),
     "calls": Case(LONG | {
-        "agent_defaults": SPEAKS | {"tools": ["double"]}, "tools": {"double": {"use": "option_parts:double"}}, "advantage": {"scale": "none"},
+        "agent_defaults": SPEAKS | {"tools": ["double"]}, "tools": {"double": {"use": "option_cases:double"}}, "advantage": {"scale": "none"},
         "reward": {"penalties": {"call": 0.1, "call_unread": 0.2, "call_failed": 0.3, "no_final_answer": 0.4, "repetition": 0.2}},
     }, {
         **under("reward.penalties", call=1.0, call_unread=1.0, call_failed=1.0, repetition=1.0),
         **under("agents.ann", tools=[]), **under("agents.ann.limits", calls=1, failures=1, seconds=0.05, result_tokens=3, at_limit="end"),
         **under("agents.ann.call_texts", intro="abc", line="abc", json="abc", returned="abc{text}", failed="abc{text}", limit="abc"),
-        "tools.double.use": "option_parts:treble", "tools.double.seconds": 0.05,
+        "tools.double.use": "option_cases:treble", "tools.double.seconds": 0.05,
     }, says(call("double", n=4), call("double", n=7), call("double", n=9), call("nope"), '<call>{"name</call>', "7", "12 12 12 12 12", call("double", n=1) * 2)),
     "tags": Case(LONG | {"agent_defaults": SPEAKS | {"tools": ["calculator"], "call_format": "tags"}, "tools": {"calculator": {"use": "calculator"}}},
                  {"agents.ann.call_format": "json", "agents.ann.call_texts.tags": "abc"}, says("<calculator>1+1</calculator>", "7")),
     "words": Case(LONG | {"agent_defaults": SPEAKS | {"tools": ["search"], "call_format": "tags"},
-                          "tools": {"search": {"use": "option_parts:Finder", "options": {"prefix": "a"}}}},
+                          "tools": {"search": {"use": "option_cases:Finder", "options": {"prefix": "a"}}}},
                   {"tools.search.options": {"prefix": "b"}}, says("<find>1</find>", "7")),
-    "counter": Case(world("option_parts:Counter", options={"step": 1}, lost_at_most=1.0), under(
-        "environments.shop", use="option_parts:Twice", options={"step": 2}, agents=["ann", "bob"], calls=1, seconds=0.05),
+    "counter": Case(world("option_cases:Counter", options={"step": 1}, lost_at_most=1.0), under(
+        "environments.shop", use="option_cases:Twice", options={"step": 2}, agents=["ann", "bob"], calls=1, seconds=0.05),
         says(call("up"), call("up"), "7")),
-    "doors": Case(world("option_parts:Doors") | {"updates": 1, "training": {"per_device_train_batch_size": 2}}, {"environments.shop.at_once": 1}, says("7")),
-    "shop": Case(world("option_parts:Shop", reward="sold"), {"environments.shop.reward": "asked"}, says(call("buy", count=1), "7")),
+    "doors": Case(world("option_cases:Doors") | {"updates": 1, "training": {"per_device_train_batch_size": 2}}, {"environments.shop.at_once": 1}, says("7")),
+    "shop": Case(world("option_cases:Shop", reward="sold"), {"environments.shop.reward": "asked"}, says(call("buy", count=1), "7")),
     "verifier": Case(merged(LEARNED, {"reward": {"sources": {"verifier": 1.0}, "verifier": {"tiny": TINY, "learn_every": 1, "learning_rate": 1e-2}},
                                       "branching": {"group": 4}, "protocol": {"turns": 1}}),
                      under("reward.verifier", batch_size=2, learn_every=2, learning_rate=1e-4, pairs="all", learn_from="all", restart=True,
@@ -374,3 +379,109 @@ UNREAD: dict[str, Case] = {
     }),
 }  # fmt: skip
 """Runs in which nothing reads these options, so that ``check`` names them."""
+
+
+def spread(dialogues, task):
+    """Return a score from 0 to 1 of each answer that depends on all its characters, so that answers differ."""
+    return [[sum(map(ord, u.text)) % 7 / 7 for u in d.utterances] for d in dialogues]
+
+
+async def double(n: int) -> str:
+    """Double a number.
+
+    Args:
+        n: the number
+    """
+    await asyncio.sleep(0.3 * (n == 7))
+    if n == 9:
+        raise RuntimeError("no")
+    return str(2 * n) * 12
+
+
+class Counter(Environment):
+    """Counts up by a step. It takes long to count to 2."""
+
+    def __init__(self, step=1):
+        self.step = step
+
+    def reset(self, seed, row):
+        self.count = 0
+        return "c"
+
+    def tools(self, agent):
+        async def up() -> int:
+            """Count up."""
+            self.count += self.step
+            await asyncio.sleep(0.3 * (self.count == 2))
+            return self.count
+
+        return [Tool.of(up)]
+
+    def reward(self):
+        return float(self.count)
+
+
+class Doors(Counter):
+    """Says whether another one was opened at the same time."""
+
+    both = threading.Barrier(2)
+
+    def reset(self, seed, row):
+        super().reset(seed, row)
+        try:
+            self.both.wait(timeout=0.5)
+        except threading.BrokenBarrierError:
+            self.both.reset()
+            return "alone"
+        return "together"
+
+
+class Shop:
+    """A class as TRL's ``environment_factory`` takes it, with two numbers that may be its reward."""
+
+    def reset(self, **row):
+        self.sold, self.asked = 0, 0
+        return " sale"
+
+    def buy(self, count: int) -> str:
+        """Buy pieces.
+
+        Args:
+            count: how many
+        """
+        self.sold, self.asked = self.sold + count, self.asked - 1
+        return f"{self.sold} sold"
+
+
+class Twice(Counter):
+    """Counts up by twice as much."""
+
+    def __init__(self, step=1):
+        super().__init__(2 * step)
+
+
+def treble(n: int) -> str:
+    """Treble a number.
+
+    Args:
+        n: the number
+    """
+    return str(3 * n)
+
+
+class Finder(Toolbox):
+    """Has one tool, which says a prefix."""
+
+    def __init__(self, prefix: str):
+        self.prefix = prefix
+
+    def tools(self):
+        def find(what: str) -> str:
+            """Find something.
+
+            Args:
+                what: what to find
+            """
+            return self.prefix + what
+
+        return [Tool.of(find)]

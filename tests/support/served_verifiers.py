@@ -1,4 +1,4 @@
-"""A verifier behind a real server."""
+"""Verifiers that are served, and one that learns beside the team."""
 
 import json
 import threading
@@ -13,6 +13,8 @@ import torch
 from launches import free_port
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from maporl.config.schema import RewardSection, TinySection
+from maporl.rewards.build import build_sources
 from maporl.verifier.client import VerifierClient, server_urls
 from maporl.verifier.encoding import chat_of
 from maporl.verifier.section import VerifierSection
@@ -123,3 +125,11 @@ def ready(url):
         return httpx2.get(f"{url}/ready").status_code == 200
     except httpx2.TransportError:
         return False
+
+
+TINY = TinySection(alphabet="0123456789+=", hidden_size=32, layers=1, heads=2)
+
+
+def learner(**options):
+    section = VerifierSection(tiny=TINY, learn_every=1, learning_rate=3e-3, **options)
+    return build_sources(RewardSection(sources={"verifier": 1.0}, verifier=section), ["verifier"])["verifier"]

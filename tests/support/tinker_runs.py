@@ -1,7 +1,19 @@
-"""Runs of a two-policy team on a stand-in of the Tinker service, and the same runs with weights in this process."""
+"""Runs of a two-policy team on a service of the Tinker protocol, and the same runs with weights in this process.
 
+The service is a stand-in. As a program it trains a team on a server that is there, and here, and prints by how much the
+weights differ and what the probe found::
+
+    python tests/support/tinker_runs.py ADDRESS BASE FOLDER
+
+On SkyRL's server q, k and v have one matrix A, and gate and up have one, which so gets the sum of their gradients. They
+are left out of what is compared.
+"""
+
+import json
+import sys
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
@@ -10,6 +22,7 @@ from tinker_stub import Stub, write_base
 from maporl.engines.text import TextEngine
 from maporl.integrations.tinker.engine import TinkerEngine
 from maporl.integrations.tinker.service import Adapter, Service
+from maporl.runs import build
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict
 from trl_ext.sampling.engine import Ready, TokenEngine
@@ -148,3 +161,36 @@ def trained_twice(tmp_path, base, stub, recorded, **options):
     trainer_of(on(stub, values)).train()
     train_here(values, stub, recorded, tmp_path)
     return final_of(tmp_path / "there"), final_of(tmp_path / "here")
+
+
+SHARED = ("q_proj.lora_A", "k_proj.lora_A", "v_proj.lora_A", "gate_proj.lora_A", "up_proj.lora_A")
+
+
+def smooth(args):
+    """Steps are nearly proportional to gradients, so that rounding, which is another in each library, stays small."""
+    args.adam_epsilon = 1.0
+    return args
+
+
+def main(url, base, folder):
+    ppo = {"num_ppo_epochs": 2, "num_mini_batches": 2, "kl_coef": 0.2, "kl_in": "loss", "kl_estimator": "k3"}
+    options = {"sections": {"ppo": ppo, "updates": 2}, "max_grad_norm": 0.0, "learning_rate": 0.02}
+    arguments = build.training_arguments
+    with pytest.MonkeyPatch.context() as patch:
+        recorded = recording(patch)
+        patch.setattr(build, "training_arguments", lambda config: smooth(arguments(config)))
+        there, here = trained_twice(Path(folder), base, SimpleNamespace(url=url), recorded, **options)
+    ((facts,),) = (
+        bases.values()
+        for bases in json.loads(Path(folder, "there/audit.json").read_text())["built"]["service"].values()
+    )
+    own = [
+        {n: {k: v for k, v in w.items() if not any(one in k for one in SHARED)} for n, w in end.items()}
+        for end in (there, here)
+    ]
+    moved = max(float(v.abs().max()) for weights in there.values() for k, v in weights.items() if "lora_B" in k)
+    print(json.dumps({"difference": difference(*own), "moved": moved, "facts": facts}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Tiny models of architectures that configurations do not build."""
+"""Tiny models of architectures that configurations do not build, and what is asked of them, in tokens."""
 
 import random
 from dataclasses import replace
@@ -17,6 +17,8 @@ from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import Policy
 from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.sampling import sample as module
+from trl_ext.sampling.request import Draw, TokenRequest
 
 
 def build(tiny, architecture):
@@ -119,3 +121,19 @@ def learner_of(model, tokenizer, folder, critic="head", **options):
     if learner.value_head is not None:
         torch.nn.init.normal_(learner.value_head.linear.weight)
     return learner
+
+
+def asked(prompts, draw, keys=None, policies=None, read=None):
+    """Return a request for each of ``prompts``. ``draw`` may be one for each."""
+    nothing = [None] * len(prompts)
+    draws = [draw] * len(prompts) if isinstance(draw, Draw) else draw
+    columns = zip(policies or nothing, prompts, draws, keys or nothing, read or [0] * len(prompts), strict=True)
+    return [TokenRequest(*one) for one in columns]
+
+
+def sample(model, prompts, draw, keys=None, adapters=None, states=None, read=None, tokenizer=None, **options):
+    """Sample a completion for each of ``prompts``. A policy has the name of its adapter in ``adapters``."""
+    requests = asked(prompts, draw, keys, adapters, read)
+    adapters = None if adapters is None else {name: name for name in adapters}
+    return module.sample(model, requests, dict.fromkeys(adapters or [None], tokenizer), adapters=adapters,
+                         states=states, **options)  # fmt: skip

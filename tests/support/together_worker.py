@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from fake_vllm_server import serve, team_of
 from one_policy import classifier
+from vllm_engines import serve, team_of
 
 from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection
 from maporl.config.schema import TinySection

@@ -8,8 +8,8 @@ import time
 from itertools import pairwise
 
 import pytest
-from crossplay_runs import TWO, played
-from written_runs import AFTER, HOSTILE, LEARNS, RIGHT, SAMPLES, WRONG, debate, of_group, run_with, write_run
+from hostile_runs import AFTER, HOSTILE, LEARNS, RIGHT, SAMPLES, WRONG, debate, of_group, run_with, write_run
+from tiny_runs import TWO, played
 
 from maporl.report.live import LivePage, PageSeat
 from maporl.report.page import write_report

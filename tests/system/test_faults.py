@@ -22,7 +22,7 @@ from types import MethodType, SimpleNamespace
 import processes
 import pytest
 from folders import SUPPORT
-from tiny_run import UPDATES, assert_same_end, config_of, end_of, start
+from tiny_runs import UPDATES, assert_same_end, config_of, end_of, start
 
 import trl_ext.learning.checkpoint
 from maporl.config.parse import to_yaml

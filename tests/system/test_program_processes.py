@@ -11,7 +11,7 @@ import torch
 from asked_programs import ask, assistant, user
 from folders import ROOT, SUPPORT
 from launches import ranks_of
-from tiny_run import config_of, end_of
+from tiny_runs import config_of, end_of
 
 from maporl.config.parse import to_yaml
 from maporl.runs import train as run

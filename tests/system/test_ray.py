@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from folders import ROOT, blocks
-from killers import killed_after
+from killed_at import killed_after
+from ray_groups import assert_equal
 from safetensors.torch import load_file
-from thread_cluster import assert_equal
-from tiny_run import config_of, end_of, start
+from tiny_runs import config_of, end_of, start
 
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer

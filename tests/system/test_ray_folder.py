@@ -11,9 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_groups import config_of
 from folders import ROOT
-from thread_cluster import check_cluster
+from ray_groups import check_cluster, config_of
 
 from maporl.errors import ConfigError
 from maporl.integrations.ray import ray_folder

@@ -6,13 +6,13 @@ Threads stand for processes.
 import shutil
 
 import pytest
-import thread_cluster
+import ray_groups
 import torch
 from fast_cases import some
 from notebook_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args, names
 from peft import LoraConfig, get_peft_model
-from thread_cluster import assert_equal
-from tiny_run import config_of, end_of
+from ray_groups import assert_equal
+from tiny_runs import config_of, end_of
 
 from maporl import Agent, ClusterSection, GroupSection, LearnerPlaces, MultiAgentPPOTrainer, RayBackend, Team
 from maporl.errors import ConfigError
@@ -23,7 +23,7 @@ from maporl.team.loading import load_agents, load_tokenizers
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
-    thread_cluster.use(monkeypatch)
+    ray_groups.use(monkeypatch)
 
 
 def whole(tiny):
@@ -70,9 +70,9 @@ def test_a_team_made_in_python_trains_as_without_ray(tiny, team, tmp_path):
     trainer = trainer_of(folder, agents, RayBackend())
     parameters = [p for agent in agents for p in agent.model.parameters()]
     assert parameters and all(p.is_meta for p in parameters), "the processes have them"
-    assert thread_cluster.Cluster.running == 1
+    assert ray_groups.Cluster.running == 1
     trainer.train()
-    assert thread_cluster.Cluster.running == 0 and all(m.ended for g in trainer.home.pools.values() for m in g._members)
+    assert ray_groups.Cluster.running == 0 and all(m.ended for g in trainer.home.pools.values() for m in g._members)
     assert_equal(end_of(folder, 2), end_of(local, 2))
     assert set(names(folder)) == set(names(local))
     assert (folder / "config.yaml").read_text() == (local / "config.yaml").read_text().replace(str(local), str(folder))
@@ -116,10 +116,10 @@ def test_processes_stay_in_a_block_and_another_run_takes_their_place(tiny, tmp_p
         assert first.measure().questions == 4 and first.measure().to_json() == first.after.to_json()
         second = trainer_of(tmp_path / "two", whole(tiny), backend)
         second.train()
-        assert thread_cluster.Cluster.running == 1
+        assert ray_groups.Cluster.running == 1
         alive = [member for member in backend.cluster.started if not member.ended]
         assert len(alive) == 5 and len(backend.cluster.started) == 10, "three sample and two train"
-    assert thread_cluster.Cluster.running == 0 and all(member.ended for member in alive)
+    assert ray_groups.Cluster.running == 0 and all(member.ended for member in alive)
     with pytest.raises(GroupFailed, match=r"have ended.* train in a block 'with RayBackend\(\) as backend:'"):
         second.measure()
 
@@ -131,12 +131,12 @@ def test_processes_end_if_the_trainer_cannot_be_built_or_its_run_fails(tiny, tmp
         patch.setattr(RayBackend, "engines", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trainer_of(tmp_path / "run", whole(tiny), backend)
-    assert thread_cluster.Cluster.running == 0
+    assert ray_groups.Cluster.running == 0
     trainer = trainer_of(tmp_path / "run", whole(tiny), backend)
     monkeypatch.setattr(type(trainer), "score", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert thread_cluster.Cluster.running == 0
+    assert ray_groups.Cluster.running == 0
     assert [name for name in names(tmp_path / "run") if name != "metrics.jsonl"] == []
 
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_in_groups_is_refused_before_anything_is_saved(tiny, tmp_
     def refused(message, agents=None, backend=None, error=ConfigError, **options):
         with pytest.raises(error, match=message):
             trainer_of(tmp_path / "run", agents or whole(tiny), backend or RayBackend(), **options)
-        assert not (tmp_path / "run").exists() and thread_cluster.Cluster.running == 0
+        assert not (tmp_path / "run").exists() and ray_groups.Cluster.running == 0
 
     written = r"expected an object, got the class RayBackend; write RayBackend\(\.\.\.\)"
     refused(written, backend=RayBackend, error=ValueError)

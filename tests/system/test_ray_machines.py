@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from thread_cluster import assert_equal
-from tiny_run import config_of, end_of
+from ray_groups import assert_equal
+from tiny_runs import config_of, end_of
 
 from maporl.errors import ConfigError
 from maporl.integrations.ray import ray_cluster

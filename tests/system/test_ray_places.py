@@ -12,9 +12,8 @@ from importlib.util import find_spec
 
 import psutil
 import pytest
-from clocked_host import ClockedHost
-from thread_cluster import assert_equal
-from tiny_run import config_of, end_of
+from ray_groups import ClockedHost, assert_equal
+from tiny_runs import config_of, end_of
 from transformers import TrainerCallback
 
 from maporl.integrations.ray import ray_cluster

@@ -8,8 +8,8 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
-import thread_cluster
-from recipe_rollouts import BRIEF, LONGER
+import ray_groups
+from recipe_runs import BRIEF, LONGER
 from safetensors.torch import load_file
 
 from maporl import ClusterSection, RayBackend
@@ -85,7 +85,7 @@ def assert_an_update_is_that_of_a_local_run(name, backend, folder):
 
 @pytest.mark.parametrize("name", QUICK)
 def test_an_update_in_threads_is_that_of_a_local_run(name, tmp_path, monkeypatch):
-    thread_cluster.use(monkeypatch)
+    ray_groups.use(monkeypatch)
     assert_an_update_is_that_of_a_local_run(name, RayBackend(SECTION), tmp_path)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 from folders import ROOT
-from thread_cluster import assert_equal
-from tiny_run import config_of, end_of
+from ray_groups import assert_equal
+from tiny_runs import config_of, end_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app

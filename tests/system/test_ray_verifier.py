@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from killers import killed_after
-from tiny_run import config_of, end_of
+from killed_at import killed_after
+from tiny_runs import config_of, end_of
 
 from maporl.config.schema import TinySection
 from maporl.runs import train as run

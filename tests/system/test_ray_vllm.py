@@ -9,9 +9,9 @@ import importlib.util
 
 import pytest
 import torch
-from killers import killed_after
-from real_vllm import EXACT, HERE, saved, small_cache  # noqa: F401  # fixtures
+from killed_at import killed_after
 from safetensors.torch import load_file
+from vllm_engines import EXACT, HERE, saved, small_cache  # noqa: F401  # fixtures
 
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict

@@ -8,10 +8,10 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
-import thread_cluster
+import ray_groups
+from ray_groups import assert_equal, check_cluster
 from safetensors.torch import load_file
-from thread_cluster import assert_equal, check_cluster
-from tiny_run import config_of, end_of
+from tiny_runs import config_of, end_of
 
 from maporl.errors import ConfigError
 from maporl.integrations.ray import ray_backend
@@ -27,7 +27,7 @@ RAY = {"cluster": {"backend": "ray"}}
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
-    thread_cluster.use(monkeypatch)
+    ray_groups.use(monkeypatch)
 
 
 @pytest.fixture

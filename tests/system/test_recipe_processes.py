@@ -21,7 +21,7 @@ def launched(folder, number, recipes):
     """What each recipe is trained on in ``number`` processes: its rows, by their places in the run."""
     folder.mkdir()
     path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    worker = [str(SUPPORT / "recipes_worker.py"), str(folder), str(QUESTIONS), *recipes]
+    worker = [str(SUPPORT / "recipe_runs.py"), str(folder), str(QUESTIONS), *recipes]
     if number == 1:
         done = processes.run(worker, os.environ | path, timeout=3600)
     else:

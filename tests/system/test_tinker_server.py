@@ -74,7 +74,7 @@ def server(tmp_path):
 @pytest.mark.skipif(not (SERVER and SDK), reason="MAPORL_SKYRL and MAPORL_TINKER_SDK name the server and its SDK")
 def test_weights_are_those_of_training_here(tmp_path, server):
     url, base = server
-    words = [sys.executable, ROOT / "tests/support/tinker_real.py", url, base, tmp_path]
+    words = [sys.executable, ROOT / "tests/support/tinker_runs.py", url, base, tmp_path]
     path = os.pathsep.join([str(SDK), str(ROOT)])
     done = subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -8,10 +8,10 @@ import traceback
 import numpy as np
 import pytest
 import torch
-from chat_tokenizers import FAMILIES
+from chat_models import FAMILIES
 from datasets import Dataset
 from fast_cases import some
-from grpo_users import CHATS, ROWS, agent, trainer_of
+from notebook_runs import CHATS, ROWS, agent, grpo_trainer_of
 from trl import GRPOConfig
 
 from maporl import (
@@ -55,7 +55,7 @@ def test_the_recipe_grpo_single_has_trls_advantages(tmp_path):
         left = {n: iter(values) for n, values in scores.items()}
         return [next(left[n]) for n in number]
 
-    trainer = trainer_of(tmp_path, given, overrides=["training.per_device_train_batch_size=4"])
+    trainer = grpo_trainer_of(tmp_path, given, overrides=["training.per_device_train_batch_size=4"])
     batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
     rows = batch.token_batches["solo"]
     found: dict[int, dict[int, float]] = {}
@@ -84,7 +84,7 @@ def test_reward_functions_get_what_trl_passes(tmp_path, rows):
     async def brief(completions, **kwargs):
         return [None if n % 2 else 1.0 for n, _ in enumerate(completions)]
 
-    trainer = trainer_of(tmp_path, [seen, brief], rows, reward_weights=[2.0, 0.5])
+    trainer = grpo_trainer_of(tmp_path, [seen, brief], rows, reward_weights=[2.0, 0.5])
     metrics = trainer.train()
     assert [call[4] for call in calls] == [0, 1]
     prompts, completions, ids, numbers, _, more = calls[0]
@@ -111,7 +111,7 @@ def test_every_agent_and_turn_of_a_team_is_scored(tmp_path):
 
     key = AdvantageConfig(returns="utterance", baseline="mean", scale="std", key=("prompt", "agent", "turn"))
     more = {"protocol": Debate(turns=2, later="{others}", quote="{text}", separator=" "), "advantage": key}
-    trainer = trainer_of(tmp_path, seen, CHATS, ("ann", "bob"), ["updates=1", "ppo.response_length=3"], **more)
+    trainer = grpo_trainer_of(tmp_path, seen, CHATS, ("ann", "bob"), ["updates=1", "ppo.response_length=3"], **more)
     trainer.train()
     assert {cell: who.count(cell) for cell in who} == {(a, t): 8 for a in ("ann", "bob") for t in (1, 2)}
 
@@ -121,7 +121,7 @@ def test_a_task_of_maporl_goes_with_reward_functions_too(tmp_path):
         assert all(isinstance(text, str) for text in (*prompts, *completions, *answer))
         return [float(a in text) for text, a in zip(completions, answer, strict=True)]
 
-    trainer = trainer_of(tmp_path, right, None, task=Arithmetic(largest=4), overrides=["updates=1"])
+    trainer = grpo_trainer_of(tmp_path, right, None, task=Arithmetic(largest=4), overrides=["updates=1"])
     metrics = trainer.train()
     assert "reward/right" in metrics and "accuracy/turn_1" in metrics
 
@@ -211,7 +211,7 @@ def test_rows_that_are_no_prompts_are_refused_before_anything_runs(rows, message
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_in_one_line(tmp_path, functions, more, message):
     with pytest.raises(ValueError, match=message):
-        trainer_of(tmp_path, functions, **more)
+        grpo_trainer_of(tmp_path, functions, **more)
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -226,7 +226,7 @@ def test_a_wrong_parameter_of_a_reward_function_is_told_in_a_few_lines(tmp_path,
             one, args = agent("solo"), PPOv2Config(output_dir=str(tmp_path), total_episodes=8, use_cpu=True)
             PPOv2Trainer(args, one.tokenizer, one.model, train_dataset=ROWS, reward_funcs=labelled)
         else:
-            trainer_of(tmp_path, labelled)
+            grpo_trainer_of(tmp_path, labelled)
     told = "".join(traceback.format_exception(caught.value)).splitlines()
     assert len(told) <= 17 and not any("maporl/training" in line or "trl_ext/trainer/p" in line for line in told)
     assert "'labelled': missing a required argument: 'label'; its parameters may be prompts, comp" in told[-1]
@@ -255,7 +255,7 @@ def test_trls_names_in_yaml_lead_to_those_here():
 )  # fmt: skip
 def test_a_reward_that_fails_stops_the_run(tmp_path, function, error, message):
     with pytest.raises(error, match=message):
-        trainer_of(tmp_path, function).train()
+        grpo_trainer_of(tmp_path, function).train()
 
 
 def test_recipe_parts_refuses_what_belongs_to_another_team():
@@ -269,7 +269,7 @@ def test_recipe_parts_refuses_what_belongs_to_another_team():
 
 
 def test_without_labels_nothing_states_an_accuracy(tmp_path):
-    trainer = trainer_of(tmp_path, length, eval_dataset=ROWS[:2], overrides=["training.eval_steps=1"])
+    trainer = grpo_trainer_of(tmp_path, length, eval_dataset=ROWS[:2], overrides=["training.eval_steps=1"])
     metrics = trainer.train()
     assert not any("accuracy" in name or "majority" in name for name in metrics)
     assert bar_text(metrics).startswith("credit ")

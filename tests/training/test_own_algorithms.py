@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 from folders import ROOT
-from scheduled_runs import TINY as SMALL
-from scheduled_runs import config, one_update
+from tiny_runs import TINY_SECTION as SMALL
+from tiny_runs import one_update, scheduled_config
 
 from maporl.config import parse_config
 from maporl.config.algorithm import AdvantageConfig, Algorithm
@@ -35,7 +35,7 @@ CRITIC = {"ppo": {"lam": 0.9, "cliprange": 0.1, "num_ppo_epochs": 3, "num_mini_b
 def settings_of(folder, ann=None, bob=None, **sections):
     ppo = {"response_length": 3, "temperature": 1.0, "missing_eos_penalty": 1.0, **sections.pop("ppo", {})}
     sections = {"branching": {"group": 4}, "training": {"per_device_train_batch_size": 4, "use_cpu": True}} | sections
-    return config(folder, agents={"ann": ann or {}, "bob": bob or {}}, ppo=ppo, **sections)
+    return scheduled_config(folder, agents={"ann": ann or {}, "bob": bob or {}}, ppo=ppo, **sections)
 
 
 def in_float64(settings):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from asked_programs import EXAMPLE, TASK, ask, assistant, post, user
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl import Agent, Program, Team
 from maporl.engines.text import TextEngine

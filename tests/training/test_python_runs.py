@@ -18,13 +18,13 @@ import pytest
 import torch
 import yaml
 from fast_cases import some
+from hostile_runs import AFTER, data_of, write_run
 from notebook_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args, names
 from one_policy import StopAfter
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 from typer.testing import CliRunner
-from written_runs import AFTER, data_of, write_run
 
 from maporl import (
     Agent,

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.loops.section import SFTStage

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fast_cases import some
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl.decoding import Sampling, SpeakerSampling
 from maporl.errors import ConfigError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from scheduled_runs import TINY, config, one_update
+from tiny_runs import TINY_SECTION, one_update, scheduled_config
 
 from maporl.decoding import Sampling, StructuredOutput
 from maporl.errors import ConfigError
@@ -21,7 +21,7 @@ NUMBER = {
         "additionalProperties": False,
     }
 }
-HELD = {"tiny": TINY | {"alphabet": TINY["alphabet"] + '{}",'}}
+HELD = {"tiny": TINY_SECTION | {"alphabet": TINY_SECTION["alphabet"] + '{}",'}}
 
 
 def settings_of(folder, ann, bob, **changes):
@@ -31,7 +31,7 @@ def settings_of(folder, ann, bob, **changes):
         "ppo": {"response_length": 16, "temperature": 1.0, "kl_coef": 0.1, "num_ppo_epochs": 2},
         "branching": {"group": 2}, "evaluation": {"questions": 4},
     } | changes  # fmt: skip
-    return config(folder, **changes)
+    return scheduled_config(folder, **changes)
 
 
 def is_number(text):

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 import yaml
-from tool_runs import (
+from typer.testing import CliRunner
+from user_tools import (
     AGENT,
     worldly,  # noqa: F401  # fixtures
     written,
 )
-from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team, check
 from maporl.cli.main import app

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 import torch
-from scheduled_runs import TINY, config, one_update
+from tiny_runs import TINY_SECTION, one_update, scheduled_config
 
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
@@ -27,7 +27,9 @@ def moved(trainer, policy, before):
 
 
 def test_roles_are_exchanged_and_optimizers_keep_their_state(tmp_path):
-    trainer = build_trainer(config(tmp_path, schedule={"swap": {"agents": ["ann", "bob"], "every": 2}}), quiet=True)
+    trainer = build_trainer(
+        scheduled_config(tmp_path, schedule={"swap": {"agents": ["ann", "bob"], "every": 2}}), quiet=True
+    )
     spoken = []
     for _ in range(5):
         answers, _, _ = one_update(trainer)
@@ -38,7 +40,7 @@ def test_roles_are_exchanged_and_optimizers_keep_their_state(tmp_path):
 
 
 def test_agents_learn_one_at_a_time(tmp_path):
-    trainer = build_trainer(config(tmp_path, schedule={"round_robin": {"every": 1}}), quiet=True)
+    trainer = build_trainer(scheduled_config(tmp_path, schedule={"round_robin": {"every": 1}}), quiet=True)
     for learning in ("ann", "bob", "ann"):
         before = {name: weights(trainer, name) for name in ("ann", "bob")}
         _, rows, _ = one_update(trainer)
@@ -49,9 +51,9 @@ def test_agents_learn_one_at_a_time(tmp_path):
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lora):
     agents = {"ann": {"policy": "shared"}, "bob": {"policy": "shared"}}
-    defaults = {"tiny": TINY, **({"lora": {"r": 2}} if lora else {})}
+    defaults = {"tiny": TINY_SECTION, **({"lora": {"r": 2}} if lora else {})}
     pool = {"agent": "bob", "of": "ann", "every": 1, "keep": 2, "probability": 1.0}
-    settings = config(tmp_path, agents=agents, agent_defaults=defaults, schedule={"opponent_pool": pool})
+    settings = scheduled_config(tmp_path, agents=agents, agent_defaults=defaults, schedule={"opponent_pool": pool})
     trainer = build_trainer(settings, quiet=True)
     answers, rows, _ = one_update(trainer)
     assert {u.policy for d in answers for u in d.utterances} == {"shared"}  # without a snapshot yet
@@ -79,7 +81,7 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
 def test_engines_take_over_a_past_opponent_once_in_an_update_although_questions_are_resampled(tmp_path):
     """Processes resample different numbers of times, and taking over weights waits for all of them."""
     pool = {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0}
-    settings = config(tmp_path, schedule={"opponent_pool": pool}, branching={"group": 2, "resample": 3})
+    settings = scheduled_config(tmp_path, schedule={"opponent_pool": pool}, branching={"group": 2, "resample": 3})
     trainer = build_trainer(settings, quiet=True)
     trainer.past_policies.take_snapshot()
     engine, told, played = trainer.engines["transformers"], [], []
@@ -103,7 +105,7 @@ def run_weights(policy):
 
 
 def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
-    settings = config(
+    settings = scheduled_config(
         tmp_path, protocol={"name": "chain", "turns": 3, "later": "{others};{question}", "quote": "{text}"},
         branching={"how": "fork_random", "group": 3},
         advantage={"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent", "turn"], "singleton": "zero"},
@@ -136,7 +138,7 @@ def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
 def server(tmp_path_factory):
     """``transformers serve`` with a tiny model: a real OpenAI-compatible endpoint."""
     folder = tmp_path_factory.mktemp("served")
-    section = TinySection(**TINY)
+    section = TinySection(**TINY_SECTION)
     tokenizer = build_tiny_tokenizer(section)
     build_tiny_model(section, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -165,7 +167,7 @@ def server(tmp_path_factory):
 def with_actor(folder, server, **api):
     agents = {"ann": {}, "actor": {"tiny": None, "engine": "openai", "api": {"model": server[1], "base_url": server[0], "max_tokens": 4, **api}}}  # fmt: skip
     protocol = {"name": "collaboration", "hint": "{question}", "with_hint": "{question};{words}"}
-    return config(folder, agents=agents, protocol=protocol, reward={"rules": ["last"]})
+    return scheduled_config(folder, agents=agents, protocol=protocol, reward={"rules": ["last"]})
 
 
 @pytest.mark.slow
@@ -211,13 +213,13 @@ def test_a_missing_key_is_said_before_anything_is_asked(tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_schedules_that_cannot_be_are_refused_before_a_model_loads(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message):
-        config(tmp_path, **change)
+        scheduled_config(tmp_path, **change)
 
 
 @pytest.mark.slow
 def test_running_means_and_past_opponents_survive_a_restart_bit_for_bit(tmp_path):
     def settings(name, updates):
-        return config(
+        return scheduled_config(
             tmp_path / name, updates=updates, task={"name": "episodes"}, agents={"ann": {"policy": "s"}, "bob": {"policy": "s"}},
             protocol={"name": "game", "game": "kuhn_poker"}, reward={"sources": {"env": 1.0}, "rules": ["own"]},
             advantage={"returns": "reward_to_go", "baseline": "ema", "scale": "none", "key": ["game", "agent"]},

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from fake_vllm_server import fake, fake_vllm  # noqa: F401  # fixtures
 from scripted_training import played, recipe_values
+from vllm_engines import fake, fake_vllm  # noqa: F401  # fixtures
 
 from maporl import Agent, Team
 from maporl.config.schema import ApiSection

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from tiny_run import config_of
+from tiny_runs import config_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app

@@ -5,7 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learning_verifiers import TINY, learner
 from scripted_training import played, recipe_values, rows, scripted_trainer
-from tiny_run import assert_same_end, end_of
+from served_verifiers import TINY, learner
+from tiny_runs import assert_same_end, end_of
 
 from maporl import Arithmetic
 from maporl.config.schema import RewardSection

@@ -1,7 +1,7 @@
 """Whether a verifier can read a run's chats is said before the run, and also if it cannot be loaded."""
 
 import pytest
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl import TinySection, build_tiny_tokenizer
 from maporl.run import ResolvedRun

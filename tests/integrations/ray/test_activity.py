@@ -1,7 +1,7 @@
 """What groups count and measure, with processes as threads and a clock that the test moves."""
 
 import pytest
-from fake_groups import Engine, Learner, Thread, row, spec
+from ray_groups import Engine, Learner, Thread, row, spec
 
 from maporl.integrations.ray.engine_pool import EnginePool
 from maporl.integrations.ray.group import LearnerGroup

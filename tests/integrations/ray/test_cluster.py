@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl.errors import ConfigError
 from maporl.validation import preflight

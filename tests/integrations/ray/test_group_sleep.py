@@ -6,7 +6,7 @@ vLLM's sleep mode needs a GPU. So vLLM is played here by a sampler that says whe
 import json
 
 import pytest
-import thread_cluster
+import ray_groups
 from notebook_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args
 
 from maporl import Agent, MultiAgentPPOTrainer, RayBackend, Team
@@ -66,7 +66,7 @@ def trainer_of(folder, tiny, engine="vllm", schedule=None, **group):
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
-    thread_cluster.use(monkeypatch)
+    ray_groups.use(monkeypatch)
     monkeypatch.setattr(engine_process, "VLLMRows", Vllm)
     monkeypatch.setattr(Vllm, "awake", 0)
     monkeypatch.setattr(Vllm, "seen", [])

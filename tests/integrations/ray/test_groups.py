@@ -9,9 +9,10 @@ from importlib.metadata import PackageNotFoundError
 import psutil
 import pytest
 import torch
-from fake_groups import (
+from ray_groups import (
     Engine,
     Thread,
+    check_cluster,
     config_of,
     learners_of,
     newest_ray,  # noqa: F401  # a fixture
@@ -19,7 +20,6 @@ from fake_groups import (
     row,
     spec,
 )
-from thread_cluster import check_cluster
 from torch.distributed import TCPStore
 
 from maporl.errors import ConfigError

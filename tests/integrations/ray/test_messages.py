@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from fake_groups import Engine, Thread, spec
+from ray_groups import Engine, Thread, spec
 
 from maporl.config.command_line import known_errors
 from maporl.errors import ConfigError

@@ -9,10 +9,11 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from fake_groups import (
+from ray_groups import (
     Engine,
     Learner,
     Thread,
+    check_cluster,
     config_of,
     learners_of,
     newest_ray,  # noqa: F401  # a fixture
@@ -20,7 +21,6 @@ from fake_groups import (
     row,
     spec,
 )
-from thread_cluster import check_cluster
 
 from maporl.errors import ConfigError
 from maporl.integrations.ray import ray_places

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
-from tiny_run import config_of
+from tiny_runs import config_of
 
 from maporl.integrations.ray.learner_process import LearnerProcess
 from maporl.integrations.ray.member import GroupSpec, without_devices

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_groups import (
+from ray_groups import (
     Thread,
+    check_cluster,
     config_of,
     newest_ray,  # noqa: F401  # a fixture
 )
-from thread_cluster import check_cluster
 
 from maporl import Arithmetic
 from maporl.config.schema import TinySection

@@ -1,8 +1,7 @@
 """Templates that want the roles to alternate read group chats too, and conversations go on token by token."""
 
 import pytest
-from chat_tokenizers import gemma
-from tool_models import trl_template
+from chat_models import gemma, trl_template
 
 from maporl.engines.transcript import Transcript
 from trl_ext.chat.encoding import ChatError, RenderedChat, encode_continuation, encode_prompt, with_names

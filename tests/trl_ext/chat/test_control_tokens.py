@@ -4,7 +4,7 @@ import ast
 import random
 
 import pytest
-from chat_tokenizers import CORPUS, FAMILIES
+from chat_models import CORPUS, FAMILIES
 from folders import ROOT
 from tokenizers import normalizers
 from transformers import BertConfig, BertModel

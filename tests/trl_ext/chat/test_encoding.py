@@ -2,7 +2,7 @@
 in."""
 
 import pytest
-from chat_tokenizers import TEMPLATE, tokenizer_with
+from chat_models import TEMPLATE, tokenizer_with
 from datasets import Dataset
 
 from trl_ext.chat.control_tokens import encode_text, special_ends

@@ -5,11 +5,11 @@ from concurrent.futures import Future
 
 import pytest
 import torch
-from asked import sample
-from chat_tokenizers import FAMILIES
-from fake_vllm_server import fake, fake_vllm  # noqa: F401  # fixtures
+from chat_models import FAMILIES
 from one_policy import trainer_of
+from tiny_models import sample
 from transformers import MambaConfig, MambaForCausalLM
+from vllm_engines import fake, fake_vllm  # noqa: F401  # fixtures
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.config.schema import ApiSection, TinySection

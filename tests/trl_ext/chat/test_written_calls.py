@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from tool_models import trl_template
+from chat_models import trl_template
 
 from maporl import TinySection, Tool, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, to_json

@@ -3,10 +3,9 @@ sampled."""
 
 import pytest
 import torch
-from asked import sample
 from conformance import MORE, build
 from fast_cases import some
-from tiny_models import Plain, lively
+from tiny_models import Plain, lively, sample
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from trl_ext import Learner, Policy, PPOv2Config

@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from tiny_models import build_any
-from tiny_run import config_of
+from tiny_runs import config_of
 from transformers.integrations import liger as integration
 from transformers.models.qwen3 import modeling_qwen3
 

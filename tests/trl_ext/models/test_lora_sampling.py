@@ -5,10 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from asked import sample
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
-from tiny_models import build, lively
+from tiny_models import build, lively, sample
 
 from trl_ext.learning.policy import Policy
 from trl_ext.models import lora_sampling

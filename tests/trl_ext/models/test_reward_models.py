@@ -3,7 +3,7 @@ door."""
 
 import pytest
 import torch
-from chat_tokenizers import TEMPLATE, tokenizer_with
+from chat_models import TEMPLATE, tokenizer_with
 from conformance import build
 from one_policy import config
 from peft import LoraConfig, get_peft_model

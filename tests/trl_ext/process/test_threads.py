@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from folders import ROOT
-from tiny_run import config_of
+from tiny_runs import config_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app

@@ -19,9 +19,9 @@ from types import SimpleNamespace
 
 import processes
 import pytest
-from fake_groups import spec
 from folders import ROOT
-from tiny_run import config_of, end_of
+from ray_groups import spec
+from tiny_runs import config_of, end_of
 
 from maporl.config.parse import to_yaml
 from maporl.config.schema import ApiSection, EnvironmentSection

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from asked import sample
 from peft import LoraConfig, get_peft_model
-from tiny_models import lively
+from tiny_models import lively, sample
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 

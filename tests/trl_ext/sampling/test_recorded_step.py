@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from asked import sample
 from peft import LoraConfig, get_peft_model
-from tiny_models import build, build_any, lively
+from tiny_models import build, build_any, lively, sample
 from torch import nn
 
 from trl_ext.sampling import batch, recorded_step

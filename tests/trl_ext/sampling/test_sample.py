@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from asked import sample
-from tiny_models import build, lively
+from tiny_models import build, lively, sample
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations import sdpa_attention

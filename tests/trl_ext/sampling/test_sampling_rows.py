@@ -4,8 +4,7 @@ import random
 
 import pytest
 import torch
-from asked import sample
-from tiny_models import build_any, lively
+from tiny_models import build_any, lively, sample
 from transformers import MambaConfig, MambaForCausalLM
 
 from maporl import Agent, Team

@@ -8,7 +8,7 @@ import torch
 from half_precision import learner_of, take_steps, trained
 from processes import maporl
 from safetensors.torch import save_file
-from tiny_run import config_of
+from tiny_runs import config_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from maporl.integrations.exporting.plain import export

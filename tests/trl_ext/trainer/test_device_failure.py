@@ -6,7 +6,7 @@ No device is here: its error is raised where a device would raise it.
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import config_of
+from tiny_runs import config_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app

@@ -185,10 +185,10 @@ def test_a_strategy_that_would_decay_the_policy_is_refused(tiny, tmp_path):
 
 
 def train_in_processes(number, out, *options):
-    """Start ``ppo_worker.py`` on 16 completions an update in ``number`` processes, and wait for their end."""
+    """Start ``one_policy.py`` on 16 completions an update in ``number`` processes, and wait for their end."""
     out.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
-    worker = SUPPORT / "ppo_worker.py"
+    worker = SUPPORT / "one_policy.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     command += [worker, out, str(16 // number), *options]
     return subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)

@@ -1,11 +1,16 @@
-"""A run of seconds from a configuration, what it leaves, and how to start it as a process."""
+"""Runs of seconds from a configuration: what they leave, how to start one as a process, one update of one, and cross-play between them."""
 
 import json
 
 import processes
+import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from maporl.cli.main import app
 from maporl.config.parse import to_yaml
+from maporl.runs.train import train
+from maporl.studies.crossplay.result import CrossPlay, CrossTeam
 from maporl.validation.load import from_dict
 
 UPDATES = 8
@@ -70,3 +75,69 @@ TINY = {
     "training": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "use_cpu": True, "learning_rate": 1e-3},
     "evaluation": {"questions": 10},
 }  # fmt: skip
+
+
+TINY_SECTION = {"hidden_size": 32, "layers": 1, "heads": 2, "alphabet": "0123456789+= :;?abp_XO/JQK|"}
+
+
+def scheduled_config(folder, **changes):
+    base = {
+        "output_dir": str(folder / "run"),
+        "task": {"name": "toy_sum", "largest": 9},
+        "agent_defaults": {"tiny": TINY_SECTION},
+        "agents": {"ann": {}, "bob": {}},
+        "protocol": {"name": "debate", "turns": 1},
+        "updates": 3,
+        "ppo": {"response_length": 3, "num_ppo_epochs": 1, "temperature": 1.0, "missing_eos_penalty": 1.0},
+        "training": {
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 1,
+            "use_cpu": True,
+            "learning_rate": 1e-2,
+        },
+        "evaluation": {"questions": 0},
+        "seed": 3,
+    }
+    return from_dict({**base, **changes})
+
+
+def one_update(trainer):
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    answers = batch.dialogues
+    rows = trainer.advantage(batch).token_batches
+    metrics = trainer.update(batch).metrics
+    trainer.state.global_step += 1
+    trainer.episodes += trainer.args.local_batch_size
+    return answers, rows, metrics
+
+
+def played(results, runs=("one", "two"), seats=("ann", "bob"), **more):
+    return CrossPlay(runs, seats, tuple(CrossTeam(team, right) for team, right in results.items()), **more)
+
+
+TWO = {
+    (0, 0): (1.0, 1.0, 1.0, 0.5),
+    (0, 1): (0.5, 0.0, 1.0, 0.5),
+    (1, 0): (0.5, 0.0, 1.0, 0.0),
+    (1, 1): (1.0, 0.0, 1.0, 1.0),
+}
+SPLIT = {"name": "toy_sum", "largest": 4, "held_out": 0.5, "seed": 0}
+
+
+def trained(folder, seed, **changes):
+    """A finished run, whose warm start is long enough that the teams differ in what they get right."""
+    warm = {"steps": 60, "batch_size": 16, "learning_rate": 5e-3, "wrong": 0.0}
+    values = {**TINY, "output_dir": str(folder), "seed": seed, "updates": 1, "task": SPLIT, "warm_start": warm}
+    train(from_dict({**values, "evaluation": {"questions": 12}} | changes), resume=False, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Three runs of one split, whose seeds differ. Tests must not change them."""
+    root = tmp_path_factory.mktemp("cross")
+    return [trained(root / f"seed{seed}", seed) for seed in (1, 2, 3)]
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
