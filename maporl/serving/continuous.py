@@ -146,19 +146,16 @@ class _Group:
         if not self.joins:
             self._answer_together()
             return
-        gone = {id(row) for row, future in self.running if future.cancelled()}
-        if self.batch is not None and gone:
-            rows = zip(self.batch.rows, self.batch.ended, strict=True)
-            self.batch.ended = [over or id(row) in gone for row, over in rows]
+        for row, future in self.running:
+            row.ended = row.ended or future.cancelled()
         with self.weights.opened(self.policy, self.how) as model:
             self._take_in(model)
             if self.batch is not None and not self.batch.advance():
                 self.batch = None
-        going = set() if self.batch is None else {id(self.batch.rows[n]) for n in self.batch.running}
         for row, future in self.running:
-            if id(row) not in going:
+            if row.ended:
                 _settle(future, row.sampled)
-        self.running = [(row, future) for row, future in self.running if id(row) in going]
+        self.running = [(row, future) for row, future in self.running if not row.ended]
 
     def fail(self, error: Exception) -> None:
         """Answer all that is asked with an error."""
@@ -179,7 +176,7 @@ class _Group:
         tokenizers = {request.policy: self.weights.policies[request.policy].tokenizer for request in requests}
         rows = rows_of(requests, base_of(model), tokenizers, self.adapters)
         self.running += [(row, future) for row, (_, future) in zip(rows, asked, strict=True)]
-        begun = [row for row in rows if not row.stops()]  # one whose grammar cannot be read has ended
+        begun = [row for row in rows if not row.ended]  # one whose grammar cannot be read has ended
         if not begun:
             return
         for row in begun:

@@ -41,8 +41,10 @@ class Row:
     regime: int = 0
     matcher: "LLMatcher | None" = None
     """What reads the completion by its grammar."""
-    fault: str | None = None
-    """Why its grammar cannot be read."""
+    refused: str | None = None
+    """Why its grammar cannot be read, or not followed further, as after a step that takes too long."""
+    ended: bool = False
+    """Whether nothing more is sampled for it, or nothing in its :attr:`regime`."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -56,23 +58,24 @@ class Row:
     def stops(self) -> bool:
         """Return whether the completion has ended, or its next token belongs to another regime."""
         count, draw = len(self.ids), self.request.draw
-        if self.refused is not None:
+        if self.refused is not None or count >= draw.max_tokens:
             return True
-        if count >= draw.max_tokens or (
-            self.longest is not None and len(self.request.prompt_ids) + count > self.longest
-        ):
+        if self.longest is not None and len(self.request.prompt_ids) + count > self.longest:
             return True
         if not count or self.ids[-1] in draw.stop_ids:
             return count > 0
         return self.stop_strings is not None and self.stop_strings.end(self.ids)
 
     def add(self, token: int, logprob: float | None) -> None:
-        """Add a token that was drawn."""
+        """Add a token that was drawn, and note whether it ends the completion."""
         self.ids.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
         if self.matcher is not None:
             self.matcher.consume_token(token)
+            if self.matcher.is_error():
+                self.refused = self.matcher.get_error().partition("\n<state>")[0]
+        self.ended = self.stops()
 
     def note_top(self, logits: Tensor) -> None:
         """Note the likeliest tokens by ``logits`` [V] with their log-probabilities, as many as are asked for."""
@@ -91,13 +94,6 @@ class Row:
         """Return how many tokens it may still have."""
         return self.request.draw.max_tokens - len(self.ids)
 
-    @property
-    def refused(self) -> str | None:
-        """Why the completion's grammar cannot be followed further, such as a step that takes too long, or None."""
-        if self.matcher is None or not self.matcher.is_error():
-            return self.fault
-        return self.matcher.get_error().partition("\n<state>")[0]
-
     def name(self, tokens: list[int]) -> tuple:
         """Return the name under which the states of a conversation of ``tokens`` are kept."""
         return (self.request.policy, self.regime, *tokens)
@@ -114,11 +110,9 @@ class Batch:
         self.choose_adapters = choose
         self.device = next(self.base.parameters()).device
         self.rows = rows
-        self.ended = [False] * len(rows)
         self.logits = self.mask = torch.zeros(0)
-        self.uniforms: Tensor | None
-        self._line_up()
-        self._find_draws()
+        self.uniforms = lined_up(rows, self.device)
+        self.draws = draws_of(rows, self.device)
         self.reading, self.brief = reading_of(self.base), accepts(self.base, "logits_to_keep")
         limits = tree_limits(self.base)
         # whether every layer takes one mask of keys, [B, 1, 1, T], in a step of decoding
@@ -139,12 +133,11 @@ class Batch:
         self.logits = self._prefill()
 
     def advance(self) -> bool:
-        """Draw a token for every row that has not :attr:`ended`, and read these tokens. Return whether any row goes on.
+        """Draw a token for every row that has not ended, and read these tokens. Return whether any row goes on.
 
         A row that has ended stays until enough have, unless it would soon be longer than the others may be.
         """
         tokens = self._choose()
-        self.ended = [over or row.stops() for row, over in zip(self.rows, self.ended, strict=True)]
         running = self.running
         if len(running) <= self._few():
             self._keep_only(running)
@@ -161,15 +154,15 @@ class Batch:
         self._keep_only(self.running)
         self.mask = join_caches(self.cache, self.mask, other.cache, other.mask)
         self.logits = torch.cat([self.logits, other.logits])
-        self.rows, self.ended = self.rows + other.rows, self.ended + other.ended
-        self._line_up()
+        self.rows = self.rows + other.rows
+        self.uniforms = lined_up(self.rows, self.device)
+        self.draws = draws_of(self.rows, self.device)
         self.unsettled = FEWEST_STEPS
-        self._find_draws()
 
     @property
     def running(self) -> list[int]:
         """Return the positions of the rows that have not ended."""
-        return [position for position, over in enumerate(self.ended) if not over]
+        return [position for position, row in enumerate(self.rows) if not row.ended]
 
     def _few(self) -> float:
         """Return how many running rows are so few that the ones that have ended leave the batch."""
@@ -253,49 +246,10 @@ class Batch:
 
     def _choose(self) -> Tensor:
         """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
-        logits = allowed_only(self.logits, self.rows, self.ended)
         numbers = None
         if self.uniforms is not None:
             numbers, self.uniforms = self.uniforms[:, 0], self.uniforms[:, 1:]
-        if len(self.draws) == 1:
-            [(decoding, _)] = self.draws
-            tokens, row_logprobs = draw(logits, decoding, numbers)
-        else:
-            assert numbers is not None  # only rows that are not greedy draw differently
-            tokens, row_logprobs = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
-            for decoding, index in self.draws:
-                tokens[index], part_logprobs = draw(logits[index], decoding, numbers[index])
-                if part_logprobs is not None:
-                    row_logprobs[index] = part_logprobs
-        if row_logprobs is None:
-            chosen, logprobs = tokens.tolist(), None
-        else:
-            # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
-            numbers, logprobs = torch.stack([tokens.to(row_logprobs.dtype), row_logprobs]).tolist()
-            chosen = list(map(int, numbers))
-        for position, row in enumerate(self.rows):
-            if not self.ended[position]:
-                row.add(chosen[position], None if logprobs is None else logprobs[position])
-                if row.request.top and row.request.draw.temperature > 0:
-                    row.note_top(logits[position])
-        return tokens
-
-    def _line_up(self) -> None:
-        """Put the random numbers of the rows below each other, those of the next token first."""
-        self.uniforms = None  # if all rows are greedy
-        drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(self.rows) if row.uniforms is not None]
-        if drawn:
-            numbers = torch.zeros(len(self.rows), max([row.left for row in self.rows]), dtype=torch.float64)
-            for place, left in drawn:
-                numbers[place, : len(left)] = left
-            self.uniforms = numbers.to(self.device)
-
-    def _find_draws(self) -> None:
-        """Find the rows that draw their tokens alike, which are computed as if they were alone in the batch."""
-        positions: dict[Decoding, list[int]] = {}
-        for position, row in enumerate(self.rows):
-            positions.setdefault(row.request.draw.decoding, []).append(position)
-        self.draws = [(one, torch.tensor(places, device=self.device)) for one, places in positions.items()]
+        return next_tokens(self.rows, self.draws, self.logits, numbers)
 
     def _keep_only(self, positions: list[int]) -> None:
         """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""
@@ -311,14 +265,63 @@ class Batch:
             self.mask = self.mask[index]
             self.logits = self.logits[index]
             self.rows = [self.rows[p] for p in positions]
-            self.ended = [self.ended[p] for p in positions]
             self.uniforms = None if self.uniforms is None else self.uniforms[index]
-            self._find_draws()
+            self.draws = draws_of(self.rows, self.device)
 
 
-def allowed_only(logits: Tensor, rows: Sequence[Row], ended: Sequence[bool]) -> Tensor:
+def lined_up(rows: Sequence[Row], device: torch.device) -> Tensor | None:
+    """Return the random numbers of the rows below each other, those of the next token first, [B, most tokens left].
+    None if all rows are greedy."""
+    drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(rows) if row.uniforms is not None]
+    if not drawn:
+        return None
+    numbers = torch.zeros(len(rows), max([row.left for row in rows]), dtype=torch.float64)
+    for place, left in drawn:
+        numbers[place, : len(left)] = left
+    return numbers.to(device)
+
+
+def draws_of(rows: Sequence[Row], device: torch.device) -> list[tuple[Decoding, Tensor]]:
+    """Return the positions of the rows that draw their tokens alike, which are computed as if they were alone."""
+    positions: dict[Decoding, list[int]] = {}
+    for position, row in enumerate(rows):
+        positions.setdefault(row.request.draw.decoding, []).append(position)
+    return [(one, torch.tensor(places, device=device)) for one, places in positions.items()]
+
+
+def next_tokens(
+    rows: Sequence[Row], draws: Sequence[tuple[Decoding, Tensor]], logits: Tensor, numbers: Tensor | None
+) -> Tensor:
+    """Draw the next token of every row by ``logits`` [B, V] and random ``numbers`` [B], and add it to the rows that
+    have not ended. ``draws`` are those of :func:`draws_of`. Return the tokens [B]; an ended row's says nothing."""
+    logits = allowed_only(logits, rows)
+    if len(draws) == 1:
+        [(decoding, _)] = draws
+        tokens, logprobs = draw(logits, decoding, numbers)
+    else:
+        assert numbers is not None  # only rows that are not greedy draw differently
+        tokens, logprobs = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
+        for decoding, index in draws:
+            tokens[index], part_logprobs = draw(logits[index], decoding, numbers[index])
+            if part_logprobs is not None:
+                logprobs[index] = part_logprobs
+    if logprobs is None:
+        chosen, known = tokens.tolist(), None
+    else:
+        # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
+        ids, known = torch.stack([tokens.to(logprobs.dtype), logprobs]).tolist()
+        chosen = list(map(int, ids))
+    for position, row in enumerate(rows):
+        if not row.ended:
+            row.add(chosen[position], None if known is None else known[position])
+            if row.request.top and row.request.draw.temperature > 0:
+                row.note_top(logits[position])
+    return tokens
+
+
+def allowed_only(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Return the logits [B, V] of the next tokens without those that the grammar of a row does not allow, as -inf."""
-    matchers = [None if over else row.matcher for row, over in zip(rows, ended, strict=True)]
+    matchers = [None if row.ended else row.matcher for row in rows]
     if matchers.count(None) == len(matchers):
         return logits
     masks = next_masks(matchers, logits.shape[1])

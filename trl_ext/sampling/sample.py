@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings
@@ -20,8 +20,8 @@ from trl_ext.models.forward import base_of, length_regimes, logits_of, reading_o
 from trl_ext.models.lora_sampling import mixed
 from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
-from trl_ext.ppo.options import BATCH_ROWS, Decoding
-from trl_ext.sampling.batch import Batch, Choose, Row, allowed_only, draw, uniforms
+from trl_ext.ppo.options import BATCH_ROWS
+from trl_ext.sampling.batch import Batch, Choose, Row, draws_of, lined_up, next_tokens, uniforms
 from trl_ext.sampling.grammar import GrammarError, grammars_of
 from trl_ext.sampling.kv_cache import KVCache, plain_states
 from trl_ext.sampling.options import Sampled
@@ -72,9 +72,9 @@ def sample(
     packing = packed(base) if steps >= FEWEST_STEPS else nullcontext()
     with _clean_generation(model), choosing as choose, packing:
         if plain == "no":
-            left = [row for row in rows if not row.stops()]
-            for alike in _alike(left, reading.padding) if reading.rows else [[row] for row in left]:
-                for batch in _batches(alike, batch_size, batch_tokens):
+            left = [row for row in rows if not row.ended]
+            for equal in [left] if reading.padding else _equally_long(left):
+                for batch in _batches(equal, batch_size if reading.rows else 1, batch_tokens):
                     _generate_by_transformers(model, batch, choose)
         else:
             for part in _in_regimes(rows, length_regimes(base)):
@@ -108,7 +108,8 @@ def rows_of(
             try:
                 row.matcher = grammars.matcher(row.request.draw.grammar)
             except GrammarError as error:
-                row.fault = str(error)
+                row.refused = str(error)
+        row.ended = row.stops()
     return rows
 
 
@@ -127,7 +128,8 @@ def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
         here = []
         for row in rows:
             row.longest, row.regime = longest, number
-            if not row.stops():
+            row.ended = row.stops()
+            if not row.ended:
                 here.append(row)
         if here:
             yield here
@@ -149,17 +151,6 @@ def _equally_long(rows: list[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def _alike(rows: list[Row], padding: bool) -> list[list[Row]]:
-    """Return the rows in groups that are sampled alike, because transformers' generation samples a batch alike."""
-    # padding: whether the model hides it, so that prompts of one group may have different lengths
-    if not padding:
-        return [alike for equal in _equally_long(rows) for alike in _alike(equal, True)]
-    groups: dict[tuple[Draw, StopStrings | None], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.request.draw, row.stop_strings), []).append(row)
-    return list(groups.values())
-
-
 def _batches(rows: list[Row], batch_size: int, batch_tokens: int | None) -> Iterator[list[Row]]:
     """Yield batches from long rows to short ones, so that a lack of memory shows in the first batch."""
     batch: list[Row] = []
@@ -178,68 +169,45 @@ def _batches(rows: list[Row], batch_size: int, batch_tokens: int | None) -> Iter
 
 def _generate_by_transformers(model: Any, rows: list[Row], choose: Choose) -> None:
     """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this."""
-    drawn, stop_strings = rows[0].request.draw, rows[0].stop_strings  # of all rows
-    config = GenerationConfig(
-        max_new_tokens=drawn.max_tokens,
-        min_new_tokens=None if drawn.stop_ids or stop_strings else drawn.max_tokens,
-        do_sample=False,  # _Choice leaves one token to choose from
-        eos_token_id=sorted(drawn.stop_ids) or None,
-        pad_token_id=PADDING,
-        use_cache=True,
-    )
     device = next(base_of(model).parameters()).device
     prompts = [row.request.prompt_ids for row in rows]
     width = max(map(len, prompts))
     ids = torch.tensor([[PADDING] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    choice = _Choice(rows, drawn.decoding, width)
-    chooses = drawn.temperature > 0 or drawn.grammar is not None
-    options: dict[str, Any] = {"logits_processor": LogitsProcessorList([choice])} if chooses else {}
     if choose is not None:
         choose([str(row.adapter) for row in rows])
-    if stop_strings is not None:
-        options["stopping_criteria"] = StoppingCriteriaList([_ends_by_string(stop_strings, width)])
-    output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, **options)
-    for position, (row, ids_after) in enumerate(zip(rows, output[:, width:].tolist(), strict=True)):
-        stop = next((i for i, token in enumerate(ids_after) if token in drawn.stop_ids), len(ids_after) - 1)
-        row.ids = ids_after[: stop + 1]
-        if stop_strings is not None:
-            row.ids = row.ids[: stop_strings.length(row.ids)]
-        row.logprobs = [step[position] for step in choice.logprobs[: len(row.ids)]]
+    model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        generation_config=GenerationConfig(max_new_tokens=max([row.left for row in rows]), do_sample=False),
+        logits_processor=LogitsProcessorList([_Choice(rows, device)]),
+        stopping_criteria=StoppingCriteriaList([_Ended(rows)]),
+    )
 
 
 class _Choice(LogitsProcessor):
-    """Draws the next token of each row by the row's own random number, among those that its grammar allows, and leaves
-    no other one."""
+    """Draws the next token of each row as :class:`Batch` does, and leaves no other one to choose from."""
 
-    def __init__(self, rows: list[Row], decoding: Decoding, width: int):
-        self.rows, self.numbers = rows, [row.uniforms for row in rows if row.uniforms is not None]
-        self.decoding, self.width = decoding, width
-        self.logprobs: list[list[float]] = []
-        """The log-probabilities of the drawn tokens, by step and row."""
+    def __init__(self, rows: list[Row], device: torch.device):
+        self.rows, self.draws = rows, draws_of(rows, device)
+        self.uniforms = lined_up(rows, device)
+        self.step = 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        step = input_ids.shape[1] - self.width
-        ended = [row.matcher is None or row.matcher.is_stopped() for row in self.rows]
-        if step:
-            for row, token, over in zip(self.rows, input_ids[:, -1].tolist(), ended, strict=True):
-                if row.matcher is not None and not over:
-                    row.matcher.consume_token(token)
-        scores = allowed_only(scores, self.rows, ended)
-        numbers = torch.stack([row[step] for row in self.numbers]).to(scores.device) if self.numbers else None
-        tokens, logprobs = draw(scores, self.decoding, numbers)
-        if logprobs is not None:
-            self.logprobs.append(logprobs.tolist())
+        numbers = None if self.uniforms is None else self.uniforms[:, self.step]
+        self.step += 1
+        tokens = next_tokens(self.rows, self.draws, scores, numbers)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)
 
 
-def _ends_by_string(stop_strings: StopStrings, width: int) -> Any:
-    """Return a stopping criterion of ``generate`` for completions that begin at column ``width``."""
+class _Ended(StoppingCriteria):
+    """Ends rows where they know that they have ended."""
 
-    def ends(ids: Tensor, scores: Any, **options: Any) -> Tensor:
-        return torch.tensor([stop_strings.end(row) for row in ids[:, width:].tolist()], device=ids.device)
+    def __init__(self, rows: list[Row]):
+        self.rows = rows
 
-    return ends
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:  # type: ignore[override]
+        return torch.tensor([row.ended for row in self.rows], device=input_ids.device)
 
 
 @contextmanager

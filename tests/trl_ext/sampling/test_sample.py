@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import build, lively, sample
+from tiny_models import build, build_any, lively, sample
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations import sdpa_attention
@@ -69,8 +69,9 @@ def test_samples_follow_the_models_distribution_and_carry_its_log_probabilities(
         assert one.logprobs == pytest.approx([float(expected[one.ids[0]].log())], abs=1e-5)
 
 
-def test_the_likeliest_tokens_of_those_that_are_asked_for_are_told_at_each_place(tiny):
-    model = lively(build(tiny, "llama")[0])
+@pytest.mark.parametrize("kind", ["llama", "mamba"])  # rows of a batch, and those of transformers' own generation
+def test_the_likeliest_tokens_of_those_that_are_asked_for_are_told_at_each_place(tiny, kind):
+    model = lively(build_any(tiny, kind, "eager", torch.float32)[0])
     tops, draws = [3, 0, 99, 3], [Draw(4, 0.7, 0.9, 5), Draw(4, 1.0), Draw(4, 1.0), Draw(2, 0.0)]
     asked = [TokenRequest("", PROMPTS[n], draws[n], (n,), top=top) for n, top in enumerate(tops)]
     found = sample_requests(model, asked)
