@@ -33,8 +33,9 @@ SAME = frozenset(
     | (CHAT_NEUTRAL.keys() - {"response_format"})
 )
 """Fields that chat completions have too."""
-READ = frozenset({"include", "input", "instructions", "max_output_tokens", "max_tool_calls", "tool_choice", "tools"})
-"""``max_tool_calls`` counts calls of a provider's own tools, which do not exist here."""
+READ = frozenset({"include", "input", "instructions", "max_output_tokens", "tool_choice", "tools"})
+UNREAD = frozenset({"client_metadata", "max_tool_calls"})
+"""What Codex says of itself, and a limit of calls of a provider's own tools, which do not exist here."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "context_management": ([],),
@@ -74,7 +75,7 @@ def read_response(body: Any, agents: Sequence[str], ignored: Sequence[str] = ())
         elif name in NEUTRAL:
             if without_nothing(value) not in NEUTRAL[name]:
                 faults.append((name, f"{one_line(json.dumps(value), 80)} is not supported"))
-        elif name not in SAME and name not in READ:
+        elif name not in SAME | READ | UNREAD:
             faults.append((name, f"this field is not supported{INSTEAD.get(name, '')}"))
     chat = {name: fields[name] for name in fields if name in SAME or name == "tool_choice"}
     chat["logprobs"] = bool(chat.get("top_logprobs")) or LOGPROBS in json.dumps(fields.get("include"))

@@ -87,7 +87,7 @@ NOTHING = {
     "reasoning": [{}, {"effort": None, "summary": None}, {"effort": "none"}],
     "text": [{}, {"format": TEXT, "verbosity": None}, {"format": TEXT, "verbosity": "medium"}, {"verbosity": "medium"}],
     "store": [False, True], "stream": [False], "parallel_tool_calls": [True], "tools": [[]], "tool_choice": ["auto", "none"],
-    "top_logprobs": [0], "max_tool_calls": [3], "metadata": [{}], "service_tier": ["auto"], "user": ["me"],
+    "top_logprobs": [0], "max_tool_calls": [3], "client_metadata": [{"x-codex-turn-metadata": "{}"}], "metadata": [{}], "service_tier": ["auto"], "user": ["me"],
     "previous_response_id": [], "conversation": [], "prompt": [], "instructions": [], "temperature": [], "top_p": [],
 }  # fmt: skip
 """Values that change nothing, besides null."""
