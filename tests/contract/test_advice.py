@@ -273,7 +273,7 @@ def test_a_killed_run_says_what_evaluates_it_and_what_ends_it(config, ended):
     shutil.copytree(ended / "whole", "run")
     killed("run")
     told = maporl("eval", "run", "--json", status=1)
-    evaluated = re.search(r"folder, such as (\S+), because the run has not ended", told)[1]
+    evaluated = re.search(r"such as (\S+), because the run has not ended", told)[1]
     assert json.loads(maporl("eval", "run", "--json", "--checkpoint", evaluated).splitlines()[-1])["turns"]
     with pytest.raises(RunError, match=r"the run has not ended \(maporl train") as error:
         Team.from_pretrained("run")

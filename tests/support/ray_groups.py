@@ -1,4 +1,4 @@
-"""Groups of processes whose members are threads of this process, and a process of a real group that notes its calls.
+"""Groups of processes whose members are threads of this process.
 
 Some have engines and learners that only count. Others are what :class:`maporl.RayBackend` starts, without Ray and in a
 moment: what crosses between processes is pickled here too. Only what Ray itself does is missing: starting, ending and
@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,6 @@ from maporl.integrations.ray.engine_process import EngineProcess, OtherVersion
 from maporl.integrations.ray.group import LearnerGroup
 from maporl.integrations.ray.learner_process import LearnerProcess
 from maporl.integrations.ray.member import GroupSpec, MemberDied, NoPlace
-from maporl.integrations.ray.ray_cluster import Host
 from maporl.integrations.ray.section import FailuresSection
 from maporl.run import ResolvedRun
 from maporl.validation.load import from_dict
@@ -279,26 +277,3 @@ def check_cluster(run: ResolvedRun) -> list[str]:
     """Return what the groups of a run are, or raise what is wrong with them."""
     refuse(check_backends(run))
     return backend_lines(run)
-
-
-class ClockedHost(Host):
-    """Writes a line for each call into the folder ``calls`` of the run: the process, the method, the beginning and the
-    end."""
-
-    def __init__(self, part, spec, *rest):
-        super().__init__(part, spec, *rest)
-        self._calls = Path(spec.config.output_dir) / "calls"
-        self._calls.mkdir(exist_ok=True)
-
-    def _clocked(self, method, work):
-        begin = time.monotonic()  # one clock for all processes of a machine
-        found = work()
-        with (self._calls / str(os.getpid())).open("a") as file:
-            file.write(f"{os.getpid()} {method} {begin} {time.monotonic()}\n")
-        return found
-
-    def call(self, method, *arguments):
-        return self._clocked(method, lambda: super(ClockedHost, self).call(method, *arguments))
-
-    def kept(self, method, *arguments):
-        return self._clocked(method, lambda: super(ClockedHost, self).kept(method, *arguments))

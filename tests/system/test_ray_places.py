@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import psutil
 import pytest
-from ray_groups import ClockedHost, assert_equal
+from ray_groups import assert_equal
 from tiny_runs import config_of, end_of
 from transformers import TrainerCallback
 
@@ -22,6 +23,23 @@ from maporl.runs.build import build_trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")]
 EVALUATION = {"evaluation": {"questions": 8}}
+
+
+class ClockedHost(ray_cluster.Host):
+    """A process of a group that writes a line for each call into the folder ``calls`` of the run: the process, the
+    method, the beginning and the end."""
+
+    def __init__(self, part, spec, *rest):
+        super().__init__(part, spec, *rest)
+        self._calls = Path(spec.config.output_dir) / "calls"
+        self._calls.mkdir(exist_ok=True)
+
+    def call(self, method, *arguments):
+        begin = time.monotonic()  # one clock for all processes of a machine
+        found = super().call(method, *arguments)
+        with (self._calls / str(os.getpid())).open("a") as file:
+            file.write(f"{os.getpid()} {method} {begin} {time.monotonic()}\n")
+        return found
 
 
 def by_value(host):
