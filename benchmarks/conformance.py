@@ -34,7 +34,7 @@ from transformers.pytorch_utils import Conv1D
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_tokenizer
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.models.adapters import adapter_parameters
+from trl_ext.models.adapters import adapter_parameters, beyond_lora
 from trl_ext.models.lora_sampling import mixes
 from trl_ext.models.weights import read_adapter
 from trl_ext.sampling.engine import Ready
@@ -60,6 +60,11 @@ LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 EXPERTS = {
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
     "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+INKLING = {
+    "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "unpadded_vocab_size": 40,
+    "num_hidden_layers": 3, "loop_layer_index_start": 1, "loop_layer_index_end": 2, "loop_num_passes": 2,
+    "n_layers_per_attn_res_block": 1,
 }  # fmt: skip
 
 MORE: dict[str, dict[str, Any]] = {
@@ -87,7 +92,9 @@ MORE: dict[str, dict[str, Any]] = {
             "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open",
         ), EXPERTS
     ),
-    "inkling2_text": {**EXPERTS, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8},
+    **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), EXPERTS | INKLING),
+    "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1},
+    "sarvam_mla": MLA | EXPERTS | {"head_dim": None},
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 4, "moe_k": 2},
     "bailing_hybrid": MLA | LINEAR,
     "longcat_flash": {**MLA, **EXPERTS, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 64, "moe_topk": 2, "head_dim": 8,
@@ -258,13 +265,8 @@ def adapted(model: Any, method: str) -> Any:
     embedding, head = ({n for n, m in model.named_modules() if m is found} for found in
                        (model.get_input_embeddings(), model.get_output_embeddings()))  # fmt: skip
     kinds = (torch.nn.Linear, Conv1D) if name in CONV1D else (torch.nn.Linear,)
-    mamba = (
-        ("out_proj", "conv1d", "dt_proj")
-        if "mamba" in model.config.model_type or "nemotron_h" in model.config.model_type
-        else ()
-    )
     linear = [n for n, m in model.named_modules() if isinstance(m, kinds) and n not in head]
-    linear = [n for n in linear if n.rpartition(".")[2] not in mamba]  # PEFT refuses these
+    linear = [n for n in linear if not n.endswith(tuple(beyond_lora(model)))]
     norms = [
         n for n, m in model.named_modules() if "Norm" in type(m).__name__ and getattr(m, "weight", None) is not None
     ]
@@ -532,6 +534,8 @@ tiny or have images or sound, and were not tried. They are checked at the start 
 - Other references: a team's is a copy of the adapter as the run finds it, unless that is a new LoRA; that of `PPOv2Trainer` is the base with
   the adapter off, as in TRL.
 - With noise on its adapter a model must not see later tokens. Lily does, because it averages over all tokens of a batch, and is refused.
+- `target_modules: all-linear` leaves out what a LoRA cannot adapt: `dt_proj` and `out_proj` of Mamba, whose weights are read without calling
+  the layers, and layers that are no plain product (the routers of Llama 4 and Phi-MoE, `o_a_proj` of DeepSeek V4). A list that names one is refused.
 - Adapters that are merged into their base, and several that are active at once, are refused. What the user has frozen of the active adapter stays so.
 
 AdaLoRA trains at its initial ranks, because nothing calls its `update_and_allocate`.

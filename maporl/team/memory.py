@@ -17,6 +17,7 @@ from maporl.run import ResolvedRun
 from maporl.team.loading import base_owners, lora_config
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.learning.critics import CRITICS, AdapterCritic, CentralValues, ModelCritic
+from trl_ext.models.adapters import fitted
 from trl_ext.models.shape import Shape, training_bytes
 from trl_ext.models.weights import check_adapter_source, read_pretrained
 
@@ -206,7 +207,7 @@ def _adapter_parameters(name: str | None, tiny: TinySection | None, adapter: str
     options.inference_mode = False  # a saved adapter says that it is not trained
     model = _without_weights(name, tiny)
     with torch.device("meta"):
-        return int(get_peft_model(model, options).get_nb_trainable_parameters()[0])
+        return int(get_peft_model(model, fitted(options, model)).get_nb_trainable_parameters()[0])
 
 
 def _without_weights(name: str | None, tiny: TinySection | None) -> Any:

@@ -50,6 +50,7 @@ from maporl.verifier.options import TrainOptions
 from trl_ext.chat.encoding import ChatError, Tokenizer, check_tokenizer, context_of
 from trl_ext.files.atomic import new_folder
 from trl_ext.files.lock import RunLock
+from trl_ext.models.adapters import fitted
 from trl_ext.models.forward import base_of
 from trl_ext.models.weights import WeightsError, read_model, read_pretrained
 from trl_ext.process import distributed
@@ -204,7 +205,7 @@ def fit(model: PreTrainedModel, rows: list[Row], options: TrainOptions, folder: 
         r=options.lora_r, lora_alpha=options.lora_alpha, target_modules="all-linear", modules_to_save=["score"],
         task_type="SEQ_CLS",
     )  # fmt: skip
-    learning: Any = model if options.tiny is not None else get_peft_model(model, lora)
+    learning: Any = model if options.tiny is not None else get_peft_model(model, fitted(lora, model))
     for parameter in learning.parameters():
         if parameter.requires_grad:  # bfloat16 would round steps of 1e-4 away
             parameter.data = parameter.data.float()

@@ -56,7 +56,7 @@ def build_any(tiny, kind, attention="sdpa", dtype=torch.float64, **more):
         "head_dim": 8, "max_position_embeddings": 128,
     }  # fmt: skip
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**size, **more})
+    config = CONFIG_MAPPING[kind](**{key: value for key, value in {**size, **more}.items() if value is not None})
     return lively(AutoModelForCausalLM.from_config(config, attn_implementation=attention)).to(dtype), tokenizer
 
 

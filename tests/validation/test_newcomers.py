@@ -14,9 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from asked_programs import ask, post, user
 from folders import ROOT
+from tiny_models import build_any
 from typer.testing import CliRunner
 
 from maporl.advantages.estimator import GroupOfOne
@@ -34,7 +36,7 @@ from maporl.protocols.base import must_be_protocol
 from maporl.rewards.rules import RULES, Rule
 from maporl.run import ResolvedRun
 from maporl.runs.train import train
-from maporl.team import model_checks
+from maporl.team import memory, model_checks
 from maporl.team.team import Team
 from maporl.tiny import build_tiny_tokenizer
 from maporl.training.lonely import lonely_groups
@@ -426,6 +428,31 @@ def test_modules_of_a_lora_that_the_model_lacks_are_named(targets, message):
         refuse(model_checks.check(ResolvedRun(config)))
     if message is None:
         assert Team.from_config(config, weights=False).policies["ann"].trainable
+
+
+@pytest.mark.parametrize(("kind", "more", "left_out"), [
+    ("mamba", {}, {"dt_proj", "out_proj"}),
+    ("llama4_text", {"num_local_experts": 4, "intermediate_size_mlp": 64}, {"router"}),
+    ("deepseek_v4", {"o_groups": 2, "layer_types": ["sliding_attention"] * 2}, {"o_a_proj"}),
+    ("falcon", {"head_dim": None}, set()),
+])  # fmt: skip
+def test_a_lora_on_all_layers_leaves_out_those_that_it_cannot_adapt(tiny, tmp_path, kind, more, left_out):
+    model, tokenizer = build_any(tiny, kind, "eager", **more)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    def config(targets):
+        agent = {"model": str(tmp_path), "lora": {"r": 4, "target_modules": targets}}
+        return from_dict({**BASE, "agents": {"ann": agent}})
+
+    linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    learning = Team.from_config(config("all-linear"), weights=False).policies["ann"].model
+    trained = {name: p.numel() for name, p in learning.named_parameters() if p.requires_grad}
+    assert {name.split(".")[-4] for name in trained} == linear - {"lm_head"} - left_out
+    assert memory.adapter_parameters(config("all-linear").agents["ann"]) == sum(trained.values()) > 0
+    for layer in left_out:
+        with pytest.raises(ConfigError, match=rf"lora\.target_modules: unknown '{layer}'; .*known: "):
+            refuse(model_checks.check(ResolvedRun(config([layer]))))
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_run(tmp_path):

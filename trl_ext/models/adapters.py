@@ -55,6 +55,45 @@ def fault(config: PeftConfig) -> str | None:
     return None
 
 
+def beyond_lora(base: Any) -> list[str]:
+    """Return the names, with their parent's, of linear layers of a Hugging Face model that a LoRA cannot adapt.
+
+    They are those of Mamba whose weights are read without calling the layers, so that a LoRA would do nothing (fused
+    kernels read ``out_proj`` so, and PEFT refuses it in most such models), and layers that compute something else than
+    a product, such as routers of experts, to whose output PEFT would add a product.
+    """
+    found = set()
+    for name, module in base.named_modules():
+        if hasattr(module, "A_log") and hasattr(module, "D"):
+            parent = name.rpartition(".")[2]
+            found |= {f"{parent}.{layer}" for layer in ("dt_proj", "out_proj") if hasattr(module, layer)}
+        elif isinstance(module, nn.Linear) and not _is_product(module):
+            found.add(".".join(name.split(".")[-2:]))
+    return sorted(found)
+
+
+@torch.no_grad()
+def _is_product(layer: nn.Linear) -> bool:
+    """Return whether a linear layer of transformers returns what its name says, by the shape of what it returns."""
+    if not type(layer).__module__.startswith("transformers.models."):
+        return True
+    rows = torch.zeros(2, layer.in_features, dtype=layer.weight.dtype, device=layer.weight.device)
+    try:
+        returned: Any = layer(rows)
+    except (RuntimeError, ValueError):
+        return False
+    return isinstance(returned, Tensor) and returned.shape == (2, layer.out_features)
+
+
+def fitted(options: PeftConfig, base: Any) -> PeftConfig:
+    """Return the options of a new adapter of a Hugging Face model, of which ``all-linear`` leaves out what is
+    :func:`beyond_lora`."""
+    fitting: Any = copy.copy(options)
+    if getattr(fitting, "target_modules", None) == "all-linear" and not fitting.exclude_modules:
+        fitting.exclude_modules = beyond_lora(base) or None
+    return fitting
+
+
 def check_adapters(model: Any, where: str) -> None:
     """Check that the adapters of a model can be used here. Models without adapters pass.
 

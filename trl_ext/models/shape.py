@@ -64,9 +64,12 @@ class Shape:
     @classmethod
     def of(cls, model: Any, dtype: "torch.dtype") -> "Shape":
         """Return the sizes of a Hugging Face model whose weights are in ``dtype``."""
+        from trl_ext.models.adapters import beyond_lora  # it imports torch
+
         text = model.config.get_text_config()
         heads = getattr(text, "num_attention_heads", None) or 1  # recurrent models have none
         head = getattr(text, "head_dim", None) or text.hidden_size // heads
+        beyond = tuple(f".{layer}.weight" for layer in beyond_lora(model))
         return cls(
             parameters=sum(p.numel() for p in model.parameters()),
             layers=text.num_hidden_layers,
@@ -80,7 +83,7 @@ class Shape:
             matrices=tuple(
                 name.removesuffix(".weight")
                 for name, parameter in model.named_parameters(remove_duplicate=False)
-                if name.endswith(".weight") and parameter.ndim > 1
+                if name.endswith(".weight") and parameter.ndim > 1 and not name.endswith(beyond)
             ),
         )
 

@@ -22,7 +22,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from trl_ext.errors import UserError, retold
-from trl_ext.models.adapters import base_state, changes_base, initialisation, leave_meta, narrow_as_saved
+from trl_ext.models.adapters import base_state, changes_base, fitted, initialisation, leave_meta, narrow_as_saved
 from trl_ext.models.adapters import fault as adapter_fault
 from trl_ext.models.attention import fault
 from trl_ext.models.forward import base_of
@@ -230,6 +230,7 @@ def add_adapter(model: Any, name: str, options: PeftConfig) -> PeftModel:
         WeightsError: its initialisation would change the base that other adapters share, or theirs has changed it.
     """
     _check_company(model, name, options, f"adapter {name!r}")
+    options = fitted(options, base_of(model))
     with forked_rng():
         torch.manual_seed(number_of((torch.initial_seed(), name)) % 2**63)
         if isinstance(model, PeftModel):

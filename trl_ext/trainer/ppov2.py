@@ -25,7 +25,7 @@ from trl_ext.learning.metrics import Clock, mean
 from trl_ext.learning.policy import Policy
 from trl_ext.learning.trained import NonFiniteError
 from trl_ext.learning.trl_scripts import PolicyAndValue, TRLScriptMethods
-from trl_ext.models.adapters import fault
+from trl_ext.models.adapters import fault, fitted
 from trl_ext.models.forward import base_of, room_of
 from trl_ext.ppo.advantages import assign_advantages
 from trl_ext.ppo.batch import Completion, GlobalBatch
@@ -368,7 +368,7 @@ def _adapted(model: Any, config: PeftConfig) -> PeftModel:
         raise ValueError("peft_config: the model is a PeftModel already; leave it out, or pass merge_and_unload()")
     if (why := fault(config)) is not None:
         raise ValueError(f"peft_config: {why}")
-    return get_peft_model(model, config)
+    return get_peft_model(model, fitted(config, model))
 
 
 def check_completions(completions: Sequence[Completion], vocabulary: int) -> None:
