@@ -142,9 +142,15 @@ class Sum(TeamMean):
     total = True
 
 
+def last_said(dialogue: Dialogue, credit: dict[int, float]) -> dict[int, float]:
+    """Return the score of the last utterance that has one, by its number: several, if they were said at once."""
+    order = dialogue.utterances[max(credit)].order if credit else None
+    return {number: score for number, score in credit.items() if dialogue.utterances[number].order == order}
+
+
 @dataclass(frozen=True)
 class Last(Rule):
-    """Every utterance gets the score of the last utterance that has one."""
+    """Every utterance gets the score of the last utterance that has one: the mean, if several were said at once."""
 
     to: Literal["all", "itself", "ends"] = option(
         "all",
@@ -158,14 +164,13 @@ class Last(Rule):
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result: Credits = []
         for dialogue, credit in zip(dialogues, credits, strict=True):
-            last = max(credit, default=None)
-            if last is None:
-                unscored = {} if self.missing is None else dict.fromkeys(range(len(dialogue.utterances)), self.missing)
-                result.append(unscored)
+            last, everybody = last_said(dialogue, credit), range(len(dialogue.utterances))
+            if not last:
+                result.append({} if self.missing is None else dict.fromkeys(everybody, self.missing))
                 continue
-            ends = {u.agent: u.id for u in dialogue.utterances}.values() if self.to == "ends" else [last]
-            others = credit[last] if self.to == "all" else 0.0
-            result.append(dict.fromkeys(range(len(dialogue.utterances)), others) | dict.fromkeys(ends, credit[last]))
+            score, ends = fmean(last.values()), {u.agent: u.id for u in dialogue.utterances}.values()
+            paid = {"all": dict.fromkeys(everybody, score), "itself": last, "ends": dict.fromkeys(ends, score)}[self.to]
+            result.append(dict.fromkeys(everybody, 0.0) | paid)
         return result
 
 
@@ -218,7 +223,8 @@ class TreeMean(Rule):
     along = "question"
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        leaves = [credit[max(credit)] if credit else None for credit in credits]
+        ends = [last_said(dialogue, credit).values() for dialogue, credit in zip(dialogues, credits, strict=True)]
+        leaves = [fmean(scores) if scores else None for scores in ends]
         shared: dict[tuple, list[float]] = {}
         for dialogue, leaf in zip(dialogues, leaves, strict=True):
             if leaf is not None:

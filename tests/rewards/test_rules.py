@@ -38,6 +38,18 @@ def test_the_outcome_may_end_what_each_agent_did():
     assert apply("last", [CHAIN], [{}]) == [{}]
 
 
+def test_of_those_who_speak_last_at_once_nobody_is_last():
+    said = [("ann", 0), ("bob", 0), ("ann", 1), ("bob", 1)]
+    debate = Dialogue(Example("e", "q", "a"), [Utterance(i, a, a, t, t, [], "") for i, (a, t) in enumerate(said)])
+    scores = {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5}
+    assert (
+        apply("last", [debate], [scores]) == apply("tree_mean", [debate], [scores]) == [dict.fromkeys(range(4), 0.75)]
+    )
+    assert apply({"last": {"to": "itself"}}, [debate], [scores]) == [{0: 0.0, 1: 0.0, 2: 1.0, 3: 0.5}]
+    assert apply({"last": {"to": "ends"}}, [debate], [scores]) == [{0: 0.0, 1: 0.0, 2: 0.75, 3: 0.75}]
+    assert apply("last", [debate], [{2: 0.5}]) == [dict.fromkeys(range(4), 0.5)], "bob's score could not be read"
+
+
 @pytest.mark.parametrize(("tau", "solver", "evaluator"), [(3, 1.0, 0.0), (2, 0.5, 0.5), (1, 0.0, 1.0)])
 def test_comas_splits_one_point(tau, solver, evaluator):
     forum = dialogue(("a", 0, [], {"role": "solver"}), ("b", 0, [0], {"role": "evaluator"}))
