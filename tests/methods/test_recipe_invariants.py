@@ -29,9 +29,11 @@ from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file, recipe_files
 from maporl.loops.plan import stages_of
 from maporl.loops.section import PolicyStage
+from maporl.rewards.rules import RULES, build_rules
 from maporl.rollout.branching import BRANCHINGS
 from maporl.storage.run_folder import RunFolder
 from maporl.training.samples import names_of
+from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 
 LOOPS = [name for name in recipe_files() if "loop" in read_yaml(recipe_file(name))]
@@ -179,6 +181,69 @@ def test_of_agents_that_speak_at_once_nobody_is_first(name, tmp_path):
     script, plain = telling(values, 5)
     values["protocol"]["agents"] = order[::-1]
     must_be_the_same(plain, one_update(values, script))
+
+
+IN_TURN = {
+    "public_goods": "who speaks later earns more",
+    "tree_margin": "what an utterance followed is one utterance",
+    "tournament": "matches are between the last answers of one agent",
+    "consistency": "a question teaches by its last judged utterance",
+}
+"""Rules for agents that speak one after the other, and why."""
+NEEDED = {
+    "complement": {"roles": ["thinker"]}, "gate": {"order": ["format", "label"]}, "mix": {"weights": {"label": 0.5}},
+    "potential": {"of": "label"}, "redistribute": {"by": "label"}, "tier": {"proximity": "label"},
+}  # fmt: skip
+"""Options that rules do not have by default."""
+
+
+def debates(seed, agents):
+    """Random debates on one question, and the score of each answer. They depend on ``seed`` and not on the order of
+    ``agents``, some of whom say nothing at times, or nothing that can be scored."""
+    found, credits = [], []
+    for rollout in range(3):
+        said, credit = [], {}
+        for turn in range(2):
+            shown = tuple(u.id for u in said)
+            for agent in agents:
+                own = random.Random(f"{seed} {rollout} {turn} {agent}")
+                score, scored, speaks = own.choice([0.0, 0.25, 0.5, 1.0]), own.random() < 0.85, own.random() < 0.85
+                if speaks:
+                    u = Utterance(
+                        len(said),
+                        agent,
+                        agent,
+                        turn,
+                        turn,
+                        [],
+                        "x",
+                        parents=shown,
+                        response_ids=[1] * own.randint(1, 5),
+                    )
+                    u.rewards, u.grade = {"label": score, "format": 1.0, "score": score}, Grade("x", score > 0.4, "")
+                    said.append(u)
+                    credit |= {u.id: score} if scored else {}
+        found.append(Dialogue(Example("e", "q", "a"), said, rollout=rollout))
+        credits.append(credit)
+    return found, credits
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_pays_agents_that_speak_at_once_whatever_their_order(name):
+    (rule,) = build_rules([{name: NEEDED[name]} if name in NEEDED else name])
+    changed = 0
+    for seed in range(40):
+        paid = []
+        for agents in (("ann", "bob", "cy"), ("cy", "bob", "ann")):
+            dialogues, credits = debates(seed, agents)
+            credits = rule(dialogues, credits)
+            named = (
+                {(n, d.utterances[i].agent, d.utterances[i].turn): paid for i, paid in credit.items()}
+                for n, (d, credit) in enumerate(zip(dialogues, credits, strict=True))
+            )
+            paid.append({place: value for one in named for place, value in one.items()})
+        changed += not close(*paid)
+    assert bool(changed) == (name in IN_TURN)
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
