@@ -24,7 +24,7 @@ from scripted_training import TokenScript, played, recipe_values, rows
 
 from maporl.config.parse import read_yaml
 from maporl.config.schema import TinySection
-from maporl.playground import tiny_versions
+from maporl.methods import tiny_versions
 from maporl.runs.build import build_trainer
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
@@ -68,11 +68,12 @@ def rollout_of(request):
 # enough for answers of different worth, without which groups of equals have no gradient
 BRIEF = {"steps": 15, "batch_size": 8, "learning_rate": 1e-2}
 STEPS = {
-    40: ("g_ra", "spa_rl", "turn_ppo", "oni", "reseek", "cooper", "metaagent_x"),
+    40: ("g_ra", "spa_rl", "turn_ppo", "oni", "cooper", "metaagent_x"),
     60: ("co_rl", "search_self_play", "parl", "absolute_zero"),
     80: ("at_grpo_code", "spice"),
 }
 LONGER = {name: {"steps": steps} for steps, names in STEPS.items() for name in names}
+LONGER["reseek"] = {"steps": 60, "batch_size": 32}
 RIGHT = (True, True, False, False)
 VERDICTS = ((1, 1, -1), (1, -1, None), (1, 1, 1), (-1, -1, -1))
 WORDS = {1: "Verdict: good", -1: "Verdict: bad", None: "Verdict: good. Verdict: bad"}
@@ -160,10 +161,11 @@ def batch_rows(name: str, folder: Path, questions: int) -> list[list]:
     weight."""
     size = int(os.environ.get("WORLD_SIZE", "1"))  # before the first trainer joins the processes
     values = recipe_values(name, folder / name) | {"seed": SEED, "updates": 1, "evaluation": {"questions": 0}}
+    values.get("schedule", {}).pop("critic_warmup", None)  # the policies learn in the one update
     values["training"] |= {"save_steps": 0, "per_device_train_batch_size": questions // size}
     trainer = build_trainer(from_dict(values, name), quiet=True)
     policies = trainer.team.policies
-    engine = TokenScript(policies, script_of(policies), longest_answer(values))
+    engine = TokenScript(policies, script_of(policies), longest_answer(values), "distill" in values["reward"])
     trainer.engines.update(dict.fromkeys(trainer.engines, engine))
     batch = played(trainer)
     places = {id(u): (d.prompt, d.rollout) for d in batch.dialogues for u in d.utterances}

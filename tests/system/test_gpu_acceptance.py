@@ -26,7 +26,7 @@ SPEEDS = {
 CHECKS = {
     "losses.logprobs", "losses.metrics", "losses.weights", "sampling.rows", "sampling.engine_gap", "dropped_rows.kept",
     "resume.distance", "masters.movement", "logprobs.exact", "adapters.rows", "trees.logprobs", "two_agents.ann",
-    "two_agents.bob", "two_agents.base",
+    "two_agents.bob", "two_agents.base", "recorded.rows", "team.ann.engine_gap", "team.bob.engine_gap",
 }  # fmt: skip
 """What is checked on every device. The rest is speed, and vLLM."""
 
@@ -123,7 +123,7 @@ def spoil_adapters(monkeypatch):
     right = gpu_acceptance.sample
 
     def one_adapter(*arguments, adapters=None, **options):
-        return right(*arguments, adapters=adapters and ["x"] * len(adapters), **options)
+        return right(*arguments, adapters=adapters and dict.fromkeys(adapters, "x"), **options)
 
     monkeypatch.setattr(gpu_acceptance, "sample", one_adapter)
 
