@@ -119,9 +119,8 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         "gradient_checkpointing": False, "use_liger_kernel": False, "use_cpu": True, "warmup_steps": 0,
     }  # fmt: skip
     # random models earn no rewards, and without reward variance all gradients are 0
-    values["warm_start"] = {"steps": 60, "batch_size": 8, "learning_rate": 5e-3}
-    if searches or values["protocol"].get("vouch") == "stated":  # longer texts, of which all must be right
-        values["warm_start"] |= {"batch_size": 32, "learning_rate": 1e-2}
+    longer = searches or values["protocol"].get("vouch") == "stated"  # all of a text must be right
+    values["warm_start"] = {"steps": 60, "batch_size": 32 if longer else 8, "learning_rate": 1e-2 if longer else 5e-3}
     if programs and "loop" in values:  # its pairs are of programs and tests that can be read
         values["warm_start"] |= {"steps": 200, "learning_rate": 1e-2}
     sources = values.setdefault("reward", {}).setdefault("sources", {"label": 1.0})
