@@ -124,7 +124,11 @@ def retold(
 def one_line(error: object, most: int | None = None) -> str:
     """Return what an error of a library says, for a message, in one line of at most ``most`` characters.
 
+    What a terminal would obey, such as an escape, is shown as it is written in Python.
+
     >>> one_line(ValueError("no such\\n    file"), 10)
     'no such fi'
+    >>> one_line("\\x1b[31mred")
+    '\\\\x1b[31mred'
     """
-    return " ".join(str(error).split())[:most]
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(str(error).split())[:most])

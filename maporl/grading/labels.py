@@ -54,7 +54,7 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     """  # noqa: E501
     mention = re.compile("|".join(rf"(?<![^\W_])(?<!-){re.escape(label.lower())}(?![^\W_]|-)" for label in labels))
     text = spoken(text)[-LONGEST_TEXT:]
-    where = boxed(text)
+    where = boxed(text) or None  # an empty box says nothing
     after = text if where is None else text.rpartition(where)[2]  # a later statement outweighs a box
     told = [where or "", *(f"{before} {written}" for before, written, _ in marked(after))]
     for answers in (told, [_as_nouns(answer.lower(), labels) for answer in told]):

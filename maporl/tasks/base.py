@@ -15,7 +15,7 @@ from maporl.errors import UserError
 from maporl.grading import LONGEST_LABEL
 from maporl.text import BOM, encoding_of, read_users_text, well_formed
 from maporl.types import Example, Grade, Message
-from trl_ext.errors import retold
+from trl_ext.errors import one_line, retold
 from trl_ext.ppo.options import Checked, Positive
 from trl_ext.process import hub
 
@@ -339,7 +339,7 @@ def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
         if missing := hub.not_cached(name, error):
             raise TaskError(f"{source}: {missing}, or give the path of a .jsonl file") from error
         raise TaskError(
-            f"{source}: the data set could not be loaded ({type(error).__name__}: {error}); "
+            f"{source}: the data set could not be loaded ({type(error).__name__}: {one_line(error, 300)}); "
             "give a hub name (org/name or org/name:configuration) or the path of a .jsonl file"
         ) from error
 

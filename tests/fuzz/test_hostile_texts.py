@@ -137,6 +137,12 @@ def slowest(texts, readers, spent):
     return found
 
 
+def test_whoever_reads_a_text_reads_each_hostile_one():
+    for text in [make(100) for make in MADE.values()] + ["", " "]:
+        for read in READERS.values():
+            read(text)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1_000, 30_000, 100_000, 300_000, 1_000_000])
 def test_no_text_takes_a_second_anywhere(length, spent):

@@ -364,6 +364,7 @@ def test_no_grader_reads_a_thought():
     assert find_label("<think>Answer: entailment", labels) is None
     assert find_label(r"\boxed{entailment}. The answer is neutral.", labels) == "neutral", "it is said later"
     assert find_label(r"The answer is neutral. \boxed{entailment}", labels) == "entailment"
+    assert find_label(r"It is neutral. \boxed{}", labels) == "neutral" and find_label(r"\boxed{ }", labels) is None
     assert grade_mathematics("<think>Answer: 5", "5").correct is False
     assert grade_span("<think>Answer: Emma</think>Answer: Jane", "Jane").correct is True
     assert grade_span("<think>Answer: Emma", "Emma").correct is False

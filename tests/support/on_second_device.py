@@ -151,7 +151,7 @@ def test_a_team_with_tools_trains_as_on_the_cpu(sim, tmp_path):
         },
         "tools": {"calculator": {"use": "calculator"}},
         "protocol": {"name": "debate", "turns": 1},
-        "ppo": {"response_length": 36, "num_ppo_epochs": 1, "temperature": 1.0},
+        "ppo": {"response_length": 36, "num_ppo_epochs": 1, "temperature": 1.0, "kl_in": "loss", "kl_estimator": "k3"},
         "advantage": GROUPS["advantage"] | {"unit": "turn"}, "branching": {"group": 2},
     }  # fmt: skip
     warm = {"warm_start": {"steps": 60, "batch_size": 32, "learning_rate": 1e-2, "calls": 1.0}}

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from trl_ext.errors import UserError, retold
+from trl_ext.errors import UserError, one_line, retold
 from trl_ext.models.adapters import base_state, changes_base, fitted, initialisation, leave_meta, narrow_as_saved
 from trl_ext.models.adapters import fault as adapter_fault
 from trl_ext.models.attention import fault
@@ -414,5 +414,5 @@ def _one_line(error: Exception, source: str | Path) -> str:
         )
     if missing := hub.not_cached(source, error):
         return missing
-    first = " ".join(text.split("\n")[0 if "size mismatch" not in text else 1 :][:1] or [""]).strip()
-    return f"{str(source)!r} could not be loaded ({type(error).__name__}: {first[:300]})"
+    first = one_line(" ".join(text.split("\n")[0 if "size mismatch" not in text else 1 :][:1]), 300)
+    return f"{str(source)!r} could not be loaded ({type(error).__name__}: {first})"
