@@ -59,7 +59,7 @@ def test_rules_and_comparisons_are_told():
     )
     assert told(reward, advantage, BranchingSection(group=8)) == [
         "score: label (for rules alone: nll)",
-        "credit, rule 1: last (to: all). Every utterance gets the score of the last utterance that has one",
+        "credit, rule 1: last (to: all). Every utterance gets the score of the last utterance that has one: the mean, if several were said at once",
         "credit, rule 2: cost (per_token: 0.002). Subtracts per_token for every sampled token, but at most most in all",
         "compared: utterance with loo, the mean of the *other* rows of the group",
         "group: the same prompt, agent; a question has 8 dialogues",
