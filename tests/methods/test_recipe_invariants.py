@@ -237,11 +237,8 @@ def test_a_rule_pays_agents_that_speak_at_once_whatever_their_order(name):
         for agents in (("ann", "bob", "cy"), ("cy", "bob", "ann")):
             dialogues, credits = debates(seed, agents)
             credits = rule(dialogues, credits)
-            named = (
-                {(n, d.utterances[i].agent, d.utterances[i].turn): paid for i, paid in credit.items()}
-                for n, (d, credit) in enumerate(zip(dialogues, credits, strict=True))
-            )
-            paid.append({place: value for one in named for place, value in one.items()})
+            places = [(n, d.utterances[i], pay) for n, d in enumerate(dialogues) for i, pay in credits[n].items()]
+            paid.append({(n, u.agent, u.turn): pay for n, u, pay in places})
         changed += not close(*paid)
     assert bool(changed) == (name in IN_TURN)
 

@@ -111,8 +111,7 @@ class Batch:
         self.device = next(self.base.parameters()).device
         self.rows = rows
         self.logits = self.mask = torch.zeros(0)
-        self.uniforms = lined_up(rows, self.device)
-        self.draws = draws_of(rows, self.device)
+        self.draws = Draws(rows, self.device)
         self.reading, self.brief = reading_of(self.base), accepts(self.base, "logits_to_keep")
         limits = tree_limits(self.base)
         # whether every layer takes one mask of keys, [B, 1, 1, T], in a step of decoding
@@ -137,7 +136,7 @@ class Batch:
 
         A row that has ended stays until enough have, unless it would soon be longer than the others may be.
         """
-        tokens = self._choose()
+        tokens = self.draws.next_tokens(self.logits)
         running = self.running
         if len(running) <= self._few():
             self._keep_only(running)
@@ -155,8 +154,7 @@ class Batch:
         self.mask = join_caches(self.cache, self.mask, other.cache, other.mask)
         self.logits = torch.cat([self.logits, other.logits])
         self.rows = self.rows + other.rows
-        self.uniforms = lined_up(self.rows, self.device)
-        self.draws = draws_of(self.rows, self.device)
+        self.draws = Draws(self.rows, self.device)
         self.unsettled = FEWEST_STEPS
 
     @property
@@ -242,15 +240,6 @@ class Batch:
         output = self.model(input_ids=ids, attention_mask=mask, **options)
         return output.logits[:, -1].float()
 
-    # -- choosing tokens ------------------------------------------------------------------------------------------
-
-    def _choose(self) -> Tensor:
-        """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
-        numbers = None
-        if self.uniforms is not None:
-            numbers, self.uniforms = self.uniforms[:, 0], self.uniforms[:, 1:]
-        return next_tokens(self.rows, self.draws, self.logits, numbers)
-
     def _keep_only(self, positions: list[int]) -> None:
         """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""
         self._end_recording()
@@ -265,58 +254,55 @@ class Batch:
             self.mask = self.mask[index]
             self.logits = self.logits[index]
             self.rows = [self.rows[p] for p in positions]
-            self.uniforms = None if self.uniforms is None else self.uniforms[index]
-            self.draws = draws_of(self.rows, self.device)
+            self.draws = Draws(self.rows, self.device)
 
 
-def lined_up(rows: Sequence[Row], device: torch.device) -> Tensor | None:
-    """Return the random numbers of the rows below each other, those of the next token first, [B, most tokens left].
-    None if all rows are greedy."""
-    drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(rows) if row.uniforms is not None]
-    if not drawn:
-        return None
-    numbers = torch.zeros(len(rows), max([row.left for row in rows]), dtype=torch.float64)
-    for place, left in drawn:
-        numbers[place, : len(left)] = left
-    return numbers.to(device)
+class Draws:
+    """How rows draw their next tokens, from where each of them is: those that draw alike are computed as if they were
+    alone. A row's random numbers are its own."""
 
+    def __init__(self, rows: Sequence[Row], device: torch.device):
+        self.rows = rows
+        positions: dict[Decoding, list[int]] = {}
+        for position, row in enumerate(rows):
+            positions.setdefault(row.request.draw.decoding, []).append(position)
+        self.alike = [(one, torch.tensor(places, device=device)) for one, places in positions.items()]
+        self.uniforms: Tensor | None = None  # [B, most tokens left], if any row is not greedy
+        drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(rows) if row.uniforms is not None]
+        if drawn:
+            numbers = torch.zeros(len(rows), max([row.left for row in rows]), dtype=torch.float64)
+            for place, left in drawn:
+                numbers[place, : len(left)] = left
+            self.uniforms = numbers.to(device)
 
-def draws_of(rows: Sequence[Row], device: torch.device) -> list[tuple[Decoding, Tensor]]:
-    """Return the positions of the rows that draw their tokens alike, which are computed as if they were alone."""
-    positions: dict[Decoding, list[int]] = {}
-    for position, row in enumerate(rows):
-        positions.setdefault(row.request.draw.decoding, []).append(position)
-    return [(one, torch.tensor(places, device=device)) for one, places in positions.items()]
-
-
-def next_tokens(
-    rows: Sequence[Row], draws: Sequence[tuple[Decoding, Tensor]], logits: Tensor, numbers: Tensor | None
-) -> Tensor:
-    """Draw the next token of every row by ``logits`` [B, V] and random ``numbers`` [B], and add it to the rows that
-    have not ended. ``draws`` are those of :func:`draws_of`. Return the tokens [B]; an ended row's says nothing."""
-    logits = allowed_only(logits, rows)
-    if len(draws) == 1:
-        [(decoding, _)] = draws
-        tokens, logprobs = draw(logits, decoding, numbers)
-    else:
-        assert numbers is not None  # only rows that are not greedy draw differently
-        tokens, logprobs = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
-        for decoding, index in draws:
-            tokens[index], part_logprobs = draw(logits[index], decoding, numbers[index])
-            if part_logprobs is not None:
-                logprobs[index] = part_logprobs
-    if logprobs is None:
-        chosen, known = tokens.tolist(), None
-    else:
-        # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
-        ids, known = torch.stack([tokens.to(logprobs.dtype), logprobs]).tolist()
-        chosen = list(map(int, ids))
-    for position, row in enumerate(rows):
-        if not row.ended:
-            row.add(chosen[position], None if known is None else known[position])
-            if row.request.top and row.request.draw.temperature > 0:
-                row.note_top(logits[position])
-    return tokens
+    def next_tokens(self, logits: Tensor) -> Tensor:
+        """Draw the next token of every row by ``logits`` [B, V], and add it to the rows that have not ended. Return the
+        tokens [B]; an ended row's says nothing."""
+        logits, numbers = allowed_only(logits, self.rows), None
+        if self.uniforms is not None:
+            numbers, self.uniforms = self.uniforms[:, 0], self.uniforms[:, 1:]
+        if len(self.alike) == 1:
+            [(decoding, _)] = self.alike
+            tokens, logprobs = draw(logits, decoding, numbers)
+        else:
+            assert numbers is not None  # only rows that are not greedy draw differently
+            tokens, logprobs = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
+            for decoding, index in self.alike:
+                tokens[index], part_logprobs = draw(logits[index], decoding, numbers[index])
+                if part_logprobs is not None:
+                    logprobs[index] = part_logprobs
+        if logprobs is None:
+            chosen, known = tokens.tolist(), None
+        else:
+            # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
+            ids, known = torch.stack([tokens.to(logprobs.dtype), logprobs]).tolist()
+            chosen = list(map(int, ids))
+        for position, row in enumerate(self.rows):
+            if not row.ended:
+                row.add(chosen[position], None if known is None else known[position])
+                if row.request.top and row.request.draw.temperature > 0:
+                    row.note_top(logits[position])
+        return tokens
 
 
 def allowed_only(logits: Tensor, rows: Sequence[Row]) -> Tensor:

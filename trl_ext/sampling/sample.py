@@ -21,7 +21,7 @@ from trl_ext.models.lora_sampling import mixed
 from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
 from trl_ext.ppo.options import BATCH_ROWS
-from trl_ext.sampling.batch import Batch, Choose, Row, draws_of, lined_up, next_tokens, uniforms
+from trl_ext.sampling.batch import Batch, Choose, Draws, Row, uniforms
 from trl_ext.sampling.grammar import GrammarError, grammars_of
 from trl_ext.sampling.kv_cache import KVCache, plain_states
 from trl_ext.sampling.options import Sampled
@@ -189,14 +189,10 @@ class _Choice(LogitsProcessor):
     """Draws the next token of each row as :class:`Batch` does, and leaves no other one to choose from."""
 
     def __init__(self, rows: list[Row], device: torch.device):
-        self.rows, self.draws = rows, draws_of(rows, device)
-        self.uniforms = lined_up(rows, device)
-        self.step = 0
+        self.draws = Draws(rows, device)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        numbers = None if self.uniforms is None else self.uniforms[:, self.step]
-        self.step += 1
-        tokens = next_tokens(self.rows, self.draws, scores, numbers)
+        tokens = self.draws.next_tokens(scores)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)
 
 
